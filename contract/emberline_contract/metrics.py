@@ -1,0 +1,55 @@
+"""Metric names. The engine speaks vLLM's names so that dashboards and autoscalers work unchanged; what vLLM lacks is `emberline_*`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Engine gauges; label model_name.
+NUM_REQUESTS_RUNNING: Final = "vllm:num_requests_running"
+NUM_REQUESTS_WAITING: Final = "vllm:num_requests_waiting"
+KV_CACHE_USAGE: Final = "vllm:kv_cache_usage_perc"
+# Engine counters (exposed with `_total`).
+PROMPT_TOKENS: Final = "vllm:prompt_tokens"
+GENERATION_TOKENS: Final = "vllm:generation_tokens"
+REQUEST_SUCCESS: Final = "vllm:request_success"
+"""Label finished_reason: stop, length, abort, error."""
+NUM_PREEMPTIONS: Final = "vllm:num_preemptions"
+PREFIX_CACHE_QUERIES: Final = "vllm:prefix_cache_queries"
+PREFIX_CACHE_HITS: Final = "vllm:prefix_cache_hits"
+# Engine histograms.
+TIME_TO_FIRST_TOKEN: Final = "vllm:time_to_first_token_seconds"
+INTER_TOKEN_LATENCY: Final = "vllm:inter_token_latency_seconds"
+E2E_REQUEST_LATENCY: Final = "vllm:e2e_request_latency_seconds"
+REQUEST_QUEUE_TIME: Final = "vllm:request_queue_time_seconds"
+ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"
+# Ours, engine.
+STARTUP_SECONDS: Final = "emberline_startup_seconds"
+"""Gauge, label phase: seconds that each phase of this process's start took."""
+ENGINE_INFO: Final = "emberline_engine_info"
+DRAINING: Final = "emberline_draining"
+# Ours, gateway; labels namespace, name.
+GATEWAY_HELD: Final = "emberline_gateway_held_requests"
+GATEWAY_DISPATCHED: Final = "emberline_gateway_dispatched_requests"
+GATEWAY_REQUESTS: Final = "emberline_gateway_requests"
+"""Counter; label code: the HTTP status, or the code of an SSE error event."""
+GATEWAY_WAKES: Final = "emberline_gateway_wakes"
+GATEWAY_HOLD_SECONDS: Final = "emberline_gateway_hold_seconds"
+# Ours, operator.
+OPERATOR_PASSES: Final = "emberline_operator_passes"
+OPERATOR_PASS_SECONDS: Final = "emberline_operator_pass_seconds"
+OPERATOR_WRITES: Final = "emberline_operator_writes"
+
+LATENCY_BUCKETS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+"""vLLM's time-to-first-token edges, with finer ones below 10 ms: small models live there."""
+INTER_TOKEN_BUCKETS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS_S: Final = (
+    0.005, 0.025, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+ITERATION_TOKEN_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -1,0 +1,1 @@
+"""A one-machine Kubernetes cluster for trying and testing Emberline."""

@@ -1,0 +1,1 @@
+"""The node agent that will own the weights folder."""

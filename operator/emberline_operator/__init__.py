@@ -1,0 +1,1 @@
+"""The kopf operator: one InferenceEndpoint becomes Deployments, Services and a status that never lies."""

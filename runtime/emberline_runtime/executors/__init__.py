@@ -1,0 +1,1 @@
+"""What computes a step: a small protocol, a registry, and the implementations."""

@@ -1,0 +1,1 @@
+"""The torch executor: any device, paged KV, plain torch attention as the reference."""

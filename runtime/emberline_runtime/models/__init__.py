@@ -1,0 +1,1 @@
+"""Architectures: a HF config becomes a ModelSpec, one small file a family."""

@@ -1,0 +1,1 @@
+"""Tokenizer, chat template, incremental detokenising, stop strings."""

@@ -1,0 +1,1 @@
+"""Reading weights from a model folder."""

@@ -1,0 +1,68 @@
+# Emberline's commands. `make demo` and `make test` each work on a fresh clone with nothing else done first.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.9
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test test-fast check bench bench-engine bench-gateway bench-native gen lock clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## Make .venv from the lock and build the native module (a compiler is optional)
+
+$(BIN)/uv:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed; install it or set PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; set PYTHON=" >&2; exit 1; }
+	@echo "==> making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# The native module is built in place; the stamp is older than any source that it is built from when it must be built again.
+$(VENV)/.ready: $(BIN)/uv requirements.lock pyproject.toml CMakeLists.txt $(wildcard runtime/native/*)
+	@echo "==> installing the locked packages"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --require-hashes requirements.lock
+	@echo "==> installing emberline, editable"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --no-build-isolation --no-deps -e .
+	@touch $@
+
+demo: setup ## A local cluster, a sleeping endpoint, its wake, its answers, and its sleep
+	@$(BIN)/emberline-local demo
+
+test: setup ## The whole test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: setup ## The tests that need neither the control plane nor the model
+	@$(BIN)/python -m pytest -m "not cluster and not model" $(PYTEST_ARGS)
+
+check: setup ## Format, lint, types, import contracts, generated files
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python scripts/gen.py --check
+
+gen: setup ## Write crds/ and docs/reference/ from the contract
+	@$(BIN)/python scripts/gen.py
+
+bench: bench-native bench-engine bench-gateway ## Every benchmark; each prints one JSON line last and fails on a miss
+
+bench-native: setup ## The bf16 matrix-vector product against a raw read of the same bytes
+	@$(BIN)/python bench/native_matvec.py
+
+bench-engine: setup ## Continuous batching against transformers' static batches, same weights, one run
+	@$(BIN)/python bench/engine.py
+
+bench-gateway: setup ## What the gateway adds to a call
+	@$(BIN)/python bench/gateway.py
+
+lock: $(BIN)/uv ## Resolve requirements.lock anew from pyproject.toml
+	@$(BIN)/uv pip compile --universal --generate-hashes --all-extras --no-header --upgrade pyproject.toml -o requirements.lock
+
+clean: ## Remove the environment and build outputs
+	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,5 @@
+"""Fixtures that several folders of tests use."""
+
+pytest_plugins = [
+    "support.models",
+]

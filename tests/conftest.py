@@ -2,4 +2,5 @@
 
 pytest_plugins = [
     "support.models",
+    "support.plane",
 ]

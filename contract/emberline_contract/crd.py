@@ -57,8 +57,9 @@ def _structural(node: Schema, definitions: Schema) -> Schema:
         node["items"] = _structural(node["items"], definitions)
         node.setdefault("x-kubernetes-list-type", "atomic")
     if "default" in node and isinstance(node["default"], dict):
-        # The children carry their own defaults; an empty object is enough to have them applied.
-        node["default"] = {}
+        # In full: the API server checks a default against its CEL rules before it fills in the children's defaults.
+        properties = node.get("properties", {})
+        node["default"] = {name: child["default"] for name, child in properties.items() if "default" in child}
     if isinstance(node.get("default"), (list, tuple)) and not node["default"]:
         del node["default"]
     return node

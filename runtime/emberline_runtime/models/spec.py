@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
@@ -38,7 +40,7 @@ class DenseMlp:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated."""
 
     intermediate: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"]
+    activation: Activation
     gated: bool = True
     bias: bool = False
 
@@ -48,7 +50,7 @@ class MoeMlp:
     """Routed experts."""
 
     intermediate: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"]
+    activation: Activation
     num_experts: int
     num_experts_per_token: int
     normalise_weights: bool

@@ -77,6 +77,10 @@ class Reason(StrEnum):
     """See the condition Accepted."""
     NOT_PLACED = "NotPlaced"
     """See the condition Placed."""
+    WEIGHTS_NOT_READY = "WeightsNotReady"
+    """See the condition WeightsReady."""
+    PODS_NOT_CREATED = "PodsNotCreated"
+    """The API server refuses the pods (a quota, Pod Security); the message is its answer."""
     # ScalingActive
     FIXED_REPLICAS = "FixedReplicas"
     """minReplicas equals maxReplicas."""

@@ -43,6 +43,10 @@ LABEL_TOPOLOGY_REGION: Final = "topology.kubernetes.io/region"
 
 # Annotations.
 ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
+ANNOTATION_TEMPLATE_INPUTS: Final = f"{GROUP}/template-inputs"
+"""On a child Deployment: hash of the spec fields that its pod template was made from. While it fits, the template stays."""
+ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
+"""On the pod template and its pods: hash of the template as the operator made it; tells current pods from older ones."""
 
 DEFAULT_REGION: Final = "default"
 """The pseudo-region of an endpoint that names no regions; it brings no node affinity."""

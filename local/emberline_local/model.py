@@ -37,13 +37,13 @@ class ModelMissingError(Exception):
     """The package that carries the model is not installed."""
 
 
-def ensure_model(cache_dir: Path, report: Callable[[str, float], None]) -> Path:
+def ensure_model(cache_dir: Path, report: Callable[[str, float], None], source: Path | None = None) -> Path:
     """The folder that contains `smollm2/`, made at the first call; safe to call from many processes at once.
 
     `cache_dir` is Emberline's cache. `report` is told what is being done and which part of it is done, 0 to 1, and is not
-    called when the folder is there.
+    called when the folder is there. `source` is a GGUF file to take in place of the package's.
     """
-    source = _source_file()
+    source = source or _source_file()
     models = cache_dir / "models"
     folder = models / f"v{_CONVERSION}-{_digest(source)[:16]}"
     if folder.is_dir():

@@ -2,7 +2,8 @@
 
 A child gets SIGKILL from the kernel when the *thread* that started it ends, so children are started from the event
 loop's thread, which in this package is the main thread. What was started by a child is not covered by that; so each
-carries a mark in its environment, which its own children inherit, and `sweep` ends whatever carries it.
+carries a mark in its environment, which its own children inherit, and `sweep` ends whatever carries it. A process id alone
+is never trusted: it may be another process's by now.
 """
 
 from __future__ import annotations
@@ -52,10 +53,8 @@ class Child:
             await self.process.wait()
 
 
-async def start_child(
-    name: str, argv: Sequence[str], *, log: Path, environ: Mapping[str, str], state_dir: Path
-) -> Child:
-    """Starts a program in a session of its own (a terminal's Ctrl-C is not for it), marked as the cluster's."""
+async def start_child(name: str, argv: Sequence[str], *, log: Path, environ: Mapping[str, str]) -> Child:
+    """Starts a program in a session of its own: a terminal's Ctrl-C is not for it."""
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *_DIE_WITH_PARENT,
@@ -63,10 +62,21 @@ async def start_child(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
-            env={**environ, MARK: str(state_dir)},
+            env=environ,
             start_new_session=True,
         )
     return Child(name, process, log)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot: with its id, its identity. None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the program's name in brackets and may hold anything; the 22nd is the start.
+    after_name = stat.rpartition(")")[2].split()
+    return None if after_name[0] in "ZX" else int(after_name[19])
 
 
 def marked_pids(state_dir: Path) -> list[int]:

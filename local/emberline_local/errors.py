@@ -4,6 +4,7 @@ LocalError
 ├── ProgramMissingError   no control plane program, and no way to build one
 ├── ProgramBuildError     the Go build ended with an error
 ├── PlaneError            a program of the control plane ended or did not become ready
+├── OptionError           a word on the command line cannot be used
 ├── ClusterError          the cluster's own objects could not be applied or did not become ready
 └── ClusterStateError     the named cluster is not in the state that the command needs
 """
@@ -25,6 +26,10 @@ class ProgramBuildError(LocalError):
 
 class PlaneError(LocalError):
     """A program of the control plane ended, or did not become ready in time."""
+
+
+class OptionError(LocalError):
+    """A word on the command line cannot be used."""
 
 
 class ClusterError(LocalError):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from emberline_local.errors import ClusterStateError
+from emberline_local.errors import OptionError
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
@@ -30,7 +30,7 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def cluster_dir(environ: Mapping[str, str], name: str) -> Path:
-    """State folder of one cluster. Raises ClusterStateError for a name that is no DNS label."""
+    """State folder of one cluster. Raises OptionError for a name that is no DNS label."""
     if not _NAME.fullmatch(name):
-        raise ClusterStateError(f"{name!r} cannot name a cluster: use 1 to 40 of a-z, 0-9 and '-', for example 'dev'")
+        raise OptionError(f"{name!r} cannot name a cluster: use 1 to 40 of a-z, 0-9 and '-', for example 'dev'")
     return state_root(environ) / name

@@ -22,10 +22,7 @@ from emberline_local import plane_flags
 from emberline_local.certificates import KeyPair, make_authority, make_certificate, make_private_key, private_key_pem
 from emberline_local.children import Child, start_child
 from emberline_local.errors import PlaneError
-
-ADMIN = "admin"
-NODE = "node"
-"""Names of kubeconfigs: for people, and for the process nodes (apart, so that an audit log tells who did what)."""
+from emberline_local.plane_flags import ADMIN, NODE
 
 _ADMIN_GROUP = "system:masters"
 _CLIENTS = {
@@ -50,7 +47,7 @@ class Ports:
 
 
 class Plane:
-    """A control plane whose whole state is one folder.
+    """A control plane whose whole state is one folder; `environ` is what its programs get.
 
     `start` returns when the API server serves and pods can be made in namespace `default`; after an error it has
     stopped what it had started. `stop` goes in the order in which nothing waits for something that is gone.
@@ -164,7 +161,6 @@ class Plane:
             [str(self._program), name, *flags],
             log=self._dir / f"{name}.log",
             environ=self._environ,
-            state_dir=self._dir,
         )
 
     def _session(self) -> aiohttp.ClientSession:

@@ -1,9 +1,13 @@
-"""The command-line flags of the control plane's programs: pure, one function a program."""
+"""The names and command-line flags of the control plane's programs: pure, one function a program."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Final
+
+ADMIN: Final = "admin"
+NODE: Final = "node"
+"""Names of kubeconfigs: for people, and for the process nodes (apart, so that an audit log tells who did what)."""
 
 AUDIT_POLICY: Final[dict[str, Any]] = {
     "apiVersion": "audit.k8s.io/v1",

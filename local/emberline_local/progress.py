@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from emberline_local.events import Event, EventKind
 from emberline_local.program import Report
 
 
@@ -33,6 +36,49 @@ def show_build(console: Console) -> Iterator[Report]:
             bars.update(tasks[what], completed=done, total=total or None)
 
         yield report
+
+
+@contextmanager
+def show_conversion(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """Shows the conversion of the model: what is being done, and how far it is."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("the model", total=1.0, visible=False)
+
+        def report(what: str, part: float) -> None:
+            bars.update(task, description=f"the model (once on this machine): {what}", completed=part, visible=True)
+
+        yield report
+
+
+class Steps:
+    """The steps of a cluster's start, each with its time; the one at work with what it waits for."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._status = console.status("")
+        self._step: str | None = None
+        self._since_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def show(self, event: Event) -> None:
+        """Takes one of the supervisor's events."""
+        if event.kind is EventKind.DETAIL:
+            self._status.update(f"{self._step}: {event.text}")
+            return
+        if self._step is not None:
+            took_s = self._clock() - self._since_s
+            self._console.print(f"[green]✓[/] {self._step} [dim]{took_s:.1f} s[/]", highlight=False)
+        self._step = event.text if event.kind is EventKind.STEP else None
+        self._since_s = self._clock()
+        self._status.update(self._step or "")
 
 
 class _LineReport:

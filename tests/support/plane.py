@@ -105,7 +105,7 @@ def plane(localplane: Path) -> Iterator[TestPlane]:
     """A control plane with Emberline's CRDs and an audit log; stopped and removed at the end of the session."""
     # Not below pytest's own folder: user-readable, short, and gone afterwards.
     state_dir = Path(tempfile.mkdtemp(prefix="emberline-plane-"))
-    running = Plane(localplane, state_dir, os.environ, audit_log=True)
+    running = Plane(localplane, state_dir, {**os.environ, children.MARK: str(state_dir)}, audit_log=True)
     try:
         with asyncio.Runner() as runner:
             runner.run(running.start())

@@ -1,0 +1,178 @@
+"""What `up` puts into a fresh control plane: CRDs, operator and gateway, and the volume with the model.
+
+The makers are pure; `Cluster` does the I/O, by kubectl where objects of many kinds are applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from emberline_contract import names
+from emberline_local.errors import ClusterError
+from emberline_local.node_api import NodeApi, NodeApiError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout, which holds `manifests/`."""
+OVERLAY = ROOT / "manifests" / "overlays" / "local"
+
+MODELS_NAMESPACE = "default"
+MODELS_CLAIM = "models"
+
+Object = dict[str, Any]
+_POLL_S = 0.2
+_FIRST_KINDS = ("Namespace", "CustomResourceDefinition")
+
+
+def make_models_volume(folder: Path) -> list[Object]:
+    """A PersistentVolume over a folder of this machine and the claim `models` that is bound to it and to nothing else."""
+    name = f"{MODELS_NAMESPACE}-{MODELS_CLAIM}"
+    common = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    size = "100Gi"  # demanded by the API, and never looked at
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            **common,
+            "capacity": {"storage": size},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "local": {"path": str(folder)},
+            "claimRef": {"namespace": MODELS_NAMESPACE, "name": MODELS_CLAIM},
+            # Every node of a local cluster sees this machine's files.
+            "nodeAffinity": {
+                "required": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]}
+                    ]
+                }
+            },
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": MODELS_CLAIM, "namespace": MODELS_NAMESPACE},
+        "spec": {**common, "volumeName": name, "resources": {"requests": {"storage": size}}},
+    }
+    return [volume, claim]
+
+
+def with_public_url(documents: Iterable[Object], url: str) -> list[Object]:
+    """The documents with the operator's EMBERLINE_PUBLIC_URL set. Raises ClusterError if there is no operator in them."""
+    changed = [json.loads(json.dumps(document)) for document in documents]
+    operators = [d for d in changed if d["kind"] == "Deployment" and d["metadata"]["name"] == names.OPERATOR_NAME]
+    if not operators:
+        raise ClusterError(f"the manifests hold no Deployment {names.OPERATOR_NAME}; restore manifests/base")
+    for container in operators[0]["spec"]["template"]["spec"]["containers"]:
+        others = [entry for entry in container.get("env", ()) if entry["name"] != names.ENV_PUBLIC_URL]
+        container["env"] = [*others, {"name": names.ENV_PUBLIC_URL, "value": url}]
+    return changed
+
+
+def in_order(documents: Iterable[Object]) -> list[Object]:
+    """What others need comes first; else as given."""
+    return sorted(documents, key=lambda d: d["kind"] not in _FIRST_KINDS)
+
+
+def unavailable(deployments: Iterable[Object]) -> list[str]:
+    """Names of the Deployments that do not have all their replicas available, each with how many it has."""
+    waiting = []
+    for deployment in deployments:
+        metadata, wanted, status = deployment["metadata"], deployment["spec"]["replicas"], deployment.get("status", {})
+        is_seen = status.get("observedGeneration", 0) >= metadata["generation"]
+        num_available = status.get("availableReplicas", 0) if is_seen else 0
+        if not is_seen or num_available < wanted or status.get("updatedReplicas", 0) < wanted:
+            waiting.append(f"{metadata['name']} {num_available}/{wanted}")
+    return waiting
+
+
+def pod_troubles(pods: Iterable[Object]) -> list[str]:
+    """A sentence for each pod that is not ready: what it waits for, or how it last ended."""
+    found = []
+    for pod in pods:
+        name, status = pod["metadata"]["name"], pod.get("status", {})
+        for container in status.get("containerStatuses", ()):
+            if container.get("ready"):
+                continue
+            state = container.get("state", {}).get("waiting") or container.get("lastState", {}).get("terminated") or {}
+            words = [state.get("reason", "not ready"), state.get("message", "")]
+            found.append(f"{name}/{container['name']}: {' '.join(filter(None, words))}")
+        if not status.get("containerStatuses"):
+            unmet = [c for c in status.get("conditions", ()) if c["status"] != "True" and c.get("message")]
+            found.append(f"{name}: {unmet[0]['message'] if unmet else status.get('phase', 'not seen by a node')}")
+    return found
+
+
+class Cluster:
+    """A running control plane, as its administrator acts on it."""
+
+    def __init__(self, program: Path, kubeconfig: Path, api: NodeApi) -> None:
+        self._program = program
+        self._kubeconfig = kubeconfig
+        self._api = api
+
+    async def render(self, folder: Path) -> list[Object]:
+        """What `kubectl kustomize` makes of a folder."""
+        text = await self._kubectl("kustomize", str(folder))
+        return [document for document in yaml.safe_load_all(text) if document]
+
+    async def apply(self, documents: Iterable[Object]) -> None:
+        """Server-side apply, under strict validation."""
+        text = "\n---\n".join(json.dumps(document) for document in in_order(documents))
+        await self._kubectl(
+            "apply", "--server-side", "--force-conflicts", "--field-manager=emberline-local", "-f", "-", stdin=text
+        )
+
+    async def services(self, namespace: str) -> list[Object]:
+        """Services of a namespace."""
+        return await self._list(f"/api/v1/namespaces/{namespace}/services")
+
+    async def wait_until_available(self, namespace: str, timeout_s: float, report: Callable[[str], None]) -> None:
+        """Returns when every Deployment of the namespace is available. Raises ClusterError with what is in the way."""
+        path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+        told: list[str] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while waiting := unavailable(await self._list(path)):
+                    if waiting != told:
+                        told = waiting
+                        report(", ".join(waiting))
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            troubles = pod_troubles(await self._list(f"/api/v1/namespaces/{namespace}/pods"))
+            raise ClusterError(
+                f"after {timeout_s:.0f} s not available: {', '.join(told)}\n" + "\n".join(troubles)
+            ) from None
+
+    async def _list(self, path: str) -> list[Object]:
+        try:
+            return list((await self._api.request("GET", path))["items"])
+        except NodeApiError as error:
+            raise ClusterError(f"the API server does not answer GET {path}: {error}") from error
+
+    async def _kubectl(self, *args: str, stdin: str = "") -> str:
+        process = await asyncio.create_subprocess_exec(
+            str(self._program),
+            "kubectl",
+            "--kubeconfig",
+            str(self._kubeconfig),
+            *args,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            output, errors = await process.communicate(stdin.encode())
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode != 0:
+            raise ClusterError(f"`kubectl {args[0]}` ended with code {process.returncode}:\n{errors.decode().strip()}")
+        return output.decode()

@@ -18,7 +18,7 @@ Headers = list[tuple[bytes, bytes]]
 EVENT_STREAM: Final = b"text/event-stream"
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """A request ends here, with this answer."""
 
     def __init__(
@@ -60,7 +60,7 @@ def carried_error(status: int, body: bytes) -> bytes:
             return json.dumps({"error": {**parsed["error"], "code": status}}).encode()
     except ValueError:
         pass
-    return Refusal(status, ErrorType.INTERNAL, f"the engine answered {status} without an error body").body()
+    return RefusalError(status, ErrorType.INTERNAL, f"the engine answered {status} without an error body").body()
 
 
 class WholeEvents:
@@ -90,25 +90,25 @@ class WholeEvents:
         return rest
 
 
-def not_found(message: str) -> Refusal:
+def not_found(message: str) -> RefusalError:
     """No such model or path."""
-    return Refusal(404, ErrorType.NOT_FOUND, message, param="model")
+    return RefusalError(404, ErrorType.NOT_FOUND, message, param="model")
 
 
-def bad_request(message: str, param: str | None = None) -> Refusal:
+def bad_request(message: str, param: str | None = None) -> RefusalError:
     """The request cannot be understood."""
-    return Refusal(400, ErrorType.BAD_REQUEST, message, param=param)
+    return RefusalError(400, ErrorType.BAD_REQUEST, message, param=param)
 
 
-def too_large(num_bytes: int | None) -> Refusal:
+def too_large(num_bytes: int | None) -> RefusalError:
     """The body is over the limit; `num_bytes` when the client said how long it is."""
     said = f"{num_bytes} bytes" if num_bytes is not None else "longer"
-    return Refusal(413, ErrorType.TOO_LARGE, f"the body is {said}; at most {http.MAX_BODY_BYTES} bytes are read")
+    return RefusalError(413, ErrorType.TOO_LARGE, f"the body is {said}; at most {http.MAX_BODY_BYTES} bytes are read")
 
 
-def queue_full(model: str, num_held: int, field: str = "serving.maxQueue") -> Refusal:
+def queue_full(model: str, num_held: int, field: str = "serving.maxQueue") -> RefusalError:
     """Held requests are bounded."""
-    return Refusal(
+    return RefusalError(
         429,
         ErrorType.RATE_LIMIT,
         f"{num_held} requests wait for {model} already, which is all that {field} allows; try again later",
@@ -116,11 +116,11 @@ def queue_full(model: str, num_held: int, field: str = "serving.maxQueue") -> Re
     )
 
 
-def unavailable(message: str) -> Refusal:
+def unavailable(message: str) -> RefusalError:
     """Not now."""
-    return Refusal(503, ErrorType.UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+    return RefusalError(503, ErrorType.UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
 
 
-def bad_gateway(message: str) -> Refusal:
+def bad_gateway(message: str) -> RefusalError:
     """The engine was lost on the way."""
-    return Refusal(502, ErrorType.INTERNAL, message)
+    return RefusalError(502, ErrorType.INTERNAL, message)

@@ -152,11 +152,10 @@ class Desk:
         while self._queue:
             if is_displaced:
                 self._queue.release().waiter.set_exception(DisplacedError())
+            elif (next_pod := self._dispatch()) is not None:
+                self._queue.release().waiter.set_result(next_pod)
             else:
-                pod = self._dispatch()
-                if pod is None:
-                    return
-                self._queue.release().waiter.set_result(pod)
+                return
             self._left()
 
     def _left(self) -> None:

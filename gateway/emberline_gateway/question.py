@@ -47,7 +47,7 @@ class Question:
 
 
 def read_question(body: bytes) -> Question:
-    """Raises Refusal for a body that no engine could read either, before anything is woken for it."""
+    """Raises RefusalError for a body that no engine could read either, before anything is woken for it."""
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError) as error:

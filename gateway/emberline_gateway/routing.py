@@ -40,7 +40,7 @@ class Load:
         until_s, in_a_row = self._left_out.get(pod.uid, (now_s, 0))
         if until_s > now_s:  # several requests see the same failure; it counts once
             return until_s - now_s
-        pause_s = min(LEAVE_OUT_S * 2**in_a_row, MAX_LEAVE_OUT_S)
+        pause_s = min(LEAVE_OUT_S * float(2**in_a_row), MAX_LEAVE_OUT_S)
         self._left_out[pod.uid] = (now_s + pause_s, min(in_a_row + 1, 10))
         return pause_s
 

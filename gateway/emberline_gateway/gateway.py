@@ -1,0 +1,114 @@
+"""The gateway put together: what `main` runs in a pod, and tests run in their own loop with another cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from emberline_gateway.activation import Activation, Scaler
+from emberline_gateway.app import PublicApp, make_admin
+from emberline_gateway.callers import Callers, Reviewer
+from emberline_gateway.demand import Demand
+from emberline_gateway.desk import Desks, Tools
+from emberline_gateway.directory import Directory
+from emberline_gateway.exchange import Cause
+from emberline_gateway.logs import log
+from emberline_gateway.measures import Measures
+from emberline_gateway.patrol import Patrol
+from emberline_gateway.proxy import Proxy, make_session
+from emberline_gateway.routing import Load
+from emberline_gateway.server import Server, make_server
+
+LAST_WORDS_S = 5.0
+"""Time between the end of the grace and the end of the process, for the error events to go out."""
+
+
+class Kube(Scaler, Reviewer, Protocol):
+    """All that the gateway needs of the API server."""
+
+    async def watch(self, directory: Directory) -> None:
+        """Feeds the directory until cancelled."""
+        ...
+
+
+class Gateway:
+    """Both servers and what they share."""
+
+    def __init__(self, directory: Directory, proxy: Proxy, public: Server, admin: Server) -> None:
+        self.directory = directory
+        self._proxy = proxy
+        self._public = public
+        self._admin = admin
+        self._is_stopping = False
+
+    def why_not_ready(self) -> str:
+        """Empty when requests are welcome."""
+        if self._is_stopping:
+            return "stopping"
+        return "" if self.directory.is_complete else "reading the cluster"
+
+    async def serve(self, public: list[socket.socket], admin: list[socket.socket]) -> None:
+        """Until `stop` has come to its end."""
+        async with asyncio.TaskGroup() as group:
+            sweeps = [group.create_task(server.sweep()) for server in (self._public, self._admin)]
+            admin_server = group.create_task(self._admin.serve(admin))
+            await self._public.serve(public)
+            self._admin.should_exit = True
+            await admin_server
+            for sweep in sweeps:
+                sweep.cancel()
+
+    async def stop(self, unready_s: float, grace_s: float) -> None:
+        """Not ready first; after `unready_s` no new connections; after `grace_s` the streams that still run get an error."""
+        log(logging.INFO, "stopping", exchanges=len(self._proxy.exchanges), grace_s=grace_s)
+        self._is_stopping = True
+        await asyncio.sleep(unready_s)
+        self._public.should_exit = True
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + grace_s
+        while self._proxy.exchanges and (left_s := deadline_s - clock()) > 0:
+            await asyncio.wait([exchange.task for exchange in self._proxy.exchanges], timeout=left_s)
+        for exchange in list(self._proxy.exchanges):
+            exchange.interrupt(Cause.SHUTDOWN)
+
+
+@asynccontextmanager
+async def gateway(cluster: Kube, grace_s: float) -> AsyncIterator[Gateway]:
+    """Wires everything; the watches and the patrol run inside."""
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    measures = Measures()
+    directory = Directory(on_unreadable=lambda text: log(logging.WARNING, "object ignored", why=text))
+    activation = Activation(cluster, measures)
+    desks = Desks(Tools(directory, Load(), measures, clock, loop.call_later, activation.wanted))
+    async with make_session() as session:
+        proxy = Proxy(directory, desks, session, measures, clock)
+        made: Gateway
+        public = make_server(
+            PublicApp(proxy, directory, measures, lambda: made.why_not_ready()), grace_s + LAST_WORDS_S
+        )
+        admin = make_server(make_admin(Demand(directory, desks, session, clock), Callers(cluster, clock)), LAST_WORDS_S)
+        made = Gateway(directory, proxy, public, admin)
+        async with asyncio.TaskGroup() as group:  # a failure in there ends the process: stale knowledge is worse
+            tasks = [
+                group.create_task(cluster.watch(directory)),
+                group.create_task(Patrol(proxy.exchanges, session, clock).run()),
+            ]
+            try:
+                yield made
+            finally:
+                await activation.stop()
+                for task in tasks:
+                    task.cancel()
+
+
+def settle_memory() -> None:
+    """Start-up's objects stay: the collector need not look at them again, nor often at the short-lived ones of requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)

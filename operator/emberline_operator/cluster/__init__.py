@@ -1,0 +1,1 @@
+"""The only Kubernetes I/O of the operator: connection, caches, writes. Foreign errors become `errors.ClusterError` here."""

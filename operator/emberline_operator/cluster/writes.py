@@ -1,0 +1,85 @@
+"""Writes. Each answer goes into the caches at once, so that the next pass decides on what it has just written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from emberline_contract import names
+from emberline_operator.cluster.api import APPLY, Api
+from emberline_operator.cluster.caches import Caches
+from emberline_operator.cluster.kinds import BY_KIND, CHILDREN, ENDPOINTS
+from emberline_operator.errors import NotFoundError
+from emberline_operator.snapshot import Json, Ref
+
+
+class Writer:
+    """Applies, scales and deletes children, and writes status."""
+
+    def __init__(self, api: Api, caches: Caches, on_write: Callable[[str, str], None]) -> None:
+        self._api = api
+        self._caches = caches
+        self._on_write = on_write
+        """Told the kind and the verb of each write."""
+
+    async def look_up(self, namespace: str, ref: Ref) -> Json | None:
+        """The object as the API server has it; None if it is not there."""
+        try:
+            return await self._api.request("GET", BY_KIND[ref.kind].path(namespace, ref.name))
+        except NotFoundError:
+            return None
+
+    async def apply(self, body: Json, *, manager: str, force: bool) -> None:
+        """Server-side apply of a child."""
+        kind, metadata = BY_KIND[body["kind"]], body["metadata"]
+        self._on_write(kind.kind, "apply")
+        written = await self._api.request(
+            "PATCH",
+            kind.path(metadata["namespace"], metadata["name"]),
+            body=body,
+            query=[("fieldManager", manager), ("force", "true" if force else "false")],
+            content_type=APPLY,
+        )
+        if kind in CHILDREN:
+            self._caches[kind].put(written)
+
+    async def apply_status(self, body: Json) -> None:
+        """Server-side apply of an endpoint's status."""
+        metadata = body["metadata"]
+        self._on_write(ENDPOINTS.kind, "status")
+        written = await self._api.request(
+            "PATCH",
+            ENDPOINTS.path(metadata["namespace"], metadata["name"], "status"),
+            body=body,
+            query=[("fieldManager", names.OPERATOR_MANAGER), ("force", "true")],
+            content_type=APPLY,
+        )
+        self._caches[ENDPOINTS].put(written)
+
+    async def scale(self, namespace: str, ref: Ref, *, replicas: int, uid: str, resource_version: str) -> None:
+        """Update a Deployment's scale. Raises ConflictError if the Deployment has changed."""
+        metadata = {"name": ref.name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version}
+        self._on_write(ref.kind, "scale")
+        await self._api.request(
+            "PUT",
+            BY_KIND[ref.kind].path(namespace, ref.name, "scale"),
+            body={
+                "apiVersion": "autoscaling/v1",
+                "kind": "Scale",
+                "metadata": metadata,
+                "spec": {"replicas": replicas},
+            },
+            query=[("fieldManager", names.SCALE_MANAGER)],
+        )
+
+    async def delete(self, namespace: str, ref: Ref, *, uid: str) -> None:
+        """Delete a child in the background, if it is still that object. Its being gone already is as good."""
+        self._on_write(ref.kind, "delete")
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self._api.request(
+                "DELETE",
+                BY_KIND[ref.kind].path(namespace, ref.name),
+                body={**options, "propagationPolicy": "Background"},
+            )
+        except NotFoundError:
+            return

@@ -1,0 +1,82 @@
+"""Conditions of an endpoint's status: when they flip, and when a status is worth a write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from emberline_contract import names
+from emberline_contract.conditions import ConditionType, Reason
+from emberline_operator.plan.ownership import needs_write
+from emberline_operator.snapshot import Json, time_text
+
+Truth = Literal["True", "False", "Unknown"]
+MAX_MESSAGE: Final = 1024
+STATUS_PERIOD_S: Final = 5.0
+"""Between two writes of one endpoint's status, unless a condition flips."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One condition as it is now."""
+
+    type: ConditionType
+    status: Truth
+    reason: Reason
+    message: str
+
+
+def truth(value: bool) -> Truth:
+    """A condition's status."""
+    return "True" if value else "False"
+
+
+def stamp(verdicts: Iterable[Verdict], before: Json, generation: int, now: datetime) -> list[Json]:
+    """Conditions as status holds them; `lastTransitionTime` moves only when a status flips."""
+    old = {condition["type"]: condition for condition in before.get("conditions", ())}
+    stamped = []
+    for verdict in verdicts:
+        same = old.get(verdict.type.value, {})
+        kept = same.get("lastTransitionTime") if same.get("status") == verdict.status else None
+        message = verdict.message
+        stamped.append(
+            {
+                "type": verdict.type.value,
+                "status": verdict.status,
+                "reason": verdict.reason.value,
+                "message": message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…",
+                "lastTransitionTime": kept or time_text(now),
+                "observedGeneration": generation,
+            }
+        )
+    return stamped
+
+
+def with_failure(status: Json, before: Json, message: str, now: datetime) -> Json:
+    """The status of a pass whose writes failed: as planned, but Degraded says so. `before` is the live status."""
+    verdict = Verdict(ConditionType.DEGRADED, "True", Reason.APPLY_FAILED, message)
+    degraded = stamp([verdict], before, int(status.get("observedGeneration", 0)), now)
+    others = [condition for condition in status.get("conditions", ()) if condition["type"] != verdict.type.value]
+    return {**status, "conditions": [*others, *degraded]}
+
+
+def status_delay_s(endpoint: Json, status: Json, written: datetime | None, now: datetime) -> float | None:
+    """Seconds until the status may be written, 0 for now; None if there is nothing to write."""
+    desired = status_object(endpoint, status)
+    if not needs_write(endpoint, desired, names.OPERATOR_MANAGER, "status"):
+        return None
+    if written is None or _signs(endpoint.get("status", {})) != _signs(status):
+        return 0.0
+    return max(0.0, STATUS_PERIOD_S - (now - written).total_seconds())
+
+
+def status_object(endpoint: Json, status: Json) -> Json:
+    """The body of a status apply; the uid keeps it from an endpoint that came in this one's place."""
+    metadata = {key: endpoint["metadata"][key] for key in ("name", "namespace", "uid")}
+    return {"apiVersion": names.API_VERSION, "kind": names.ENDPOINT_KIND, "metadata": metadata, "status": status}
+
+
+def _signs(status: Json) -> set[tuple[str, str, str]]:
+    return {(c["type"], c["status"], c["reason"]) for c in status.get("conditions", ())}

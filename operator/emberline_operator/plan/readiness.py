@@ -1,0 +1,107 @@
+"""The conditions Ready and Degraded: what the endpoint's pods say, in the order of what a user wants to know first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from emberline_contract.conditions import ConditionType, Reason
+from emberline_operator.plan.conditions import Truth, Verdict
+from emberline_operator.plan.replicas import replicas_of
+from emberline_operator.plan.weights import WeightsState
+from emberline_operator.snapshot import Json, PodState
+
+NEVER_READY: Final = "No engine has been ready at this generation yet."
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that keeps pods from serving, in the words of who saw it."""
+
+    reason: Reason
+    message: str
+
+
+def find_trouble(pods: Sequence[PodState], deployment: Json | None) -> Trouble | None:
+    """The worst of what the pods and the Deployment report."""
+    for pod in pods:
+        if pod.failure and not pod.terminating:
+            return Trouble(Reason.CONTAINER_FAILED, f"pod {pod.name}: {pod.failure}")
+    for pod in pods:
+        if pod.unschedulable and not pod.terminating:
+            return Trouble(Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}")
+    conditions = (deployment or {}).get("status", {}).get("conditions", ())
+    for condition in conditions:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return Trouble(Reason.PODS_NOT_CREATED, condition.get("message", ""))
+    return None
+
+
+def ready_since(pods: Sequence[PodState]) -> datetime | None:
+    """Since when the endpoint can answer: the oldest engine that is routable; None if there is none."""
+    return min((pod.ready_since for pod in pods if pod.ready_since and not pod.terminating), default=None)
+
+
+def judge_ready(
+    *,
+    blocked: Verdict | None,
+    weights: WeightsState | None,
+    deployment: Json | None,
+    pods: Sequence[PodState],
+    before: Json,
+    generation: int,
+) -> Verdict:
+    """Whether a request sent now will be answered.
+
+    `blocked` is the verdict on Accepted or Placed if that one is False; `before` the endpoint's live status.
+    """
+    num_routable = sum(pod.is_routable for pod in pods)
+    if num_routable:
+        num_wanted = max(num_routable, replicas_of(deployment) if deployment else 0)
+        return _ready("True", Reason.SERVING, f"{num_routable} of {num_wanted} engines are ready")
+    if blocked is not None:
+        reason = Reason.NOT_PLACED if blocked.type is ConditionType.PLACED else Reason.NOT_ACCEPTED
+        return _ready("False", reason, blocked.message)
+    if weights is not None and weights.reason is Reason.CLAIM_NOT_FOUND:
+        return _ready("False", Reason.WEIGHTS_NOT_READY, weights.message)
+    if deployment is None:
+        return _ready("Unknown", Reason.PENDING, "the endpoint's objects are being created")
+    never = "" if _has_served(before, generation) else f" {NEVER_READY}"
+    if replicas_of(deployment) == 0:
+        if weights is not None and weights.status != "True":
+            return _ready("Unknown", Reason.WEIGHTS_NOT_READY, weights.message + never)
+        return _ready("True", Reason.SCALED_TO_ZERO, f"nothing runs; the first request starts an engine.{never}")
+    trouble = find_trouble(pods, deployment)
+    if trouble is not None:
+        return _ready("False", trouble.reason, f"{trouble.message}{never}")
+    num_up = sum(not pod.terminating for pod in pods)
+    return _ready(
+        "False",
+        Reason.STARTING,
+        f"{num_up} of {replicas_of(deployment)} engines are starting; requests are held.{never}",
+    )
+
+
+def judge_degraded(pods: Sequence[PodState], deployment: Json | None) -> Verdict:
+    """Whether something fails, also while requests are answered."""
+    trouble = find_trouble(pods, deployment)
+    if trouble is None:
+        return Verdict(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, "nothing fails")
+    return Verdict(ConditionType.DEGRADED, "True", trouble.reason, trouble.message)
+
+
+def _ready(status: Truth, reason: Reason, message: str) -> Verdict:
+    return Verdict(ConditionType.READY, status, reason, message)
+
+
+def _has_served(before: Json, generation: int) -> bool:
+    """Whether an engine was ready at this generation, as the live status tells: its message says so while none was."""
+    for condition in before.get("conditions", ()):
+        if condition["type"] == ConditionType.READY.value and condition.get("observedGeneration") == generation:
+            if condition["reason"] == Reason.SERVING.value:
+                return True
+            told = (Reason.SCALED_TO_ZERO, Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CONTAINER_FAILED)
+            return condition["reason"] in told and NEVER_READY not in condition["message"]
+    return False

@@ -1,0 +1,1 @@
+"""The queue of endpoints to look at, and the pass that looks at one."""

@@ -1,0 +1,147 @@
+"""One level-triggered pass: observe, decide, act, report. All the deciding is `plan.decide`'s."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol, assert_never
+
+from emberline_contract.http import CloseRequest
+from emberline_operator.cluster.caches import Caches, Key
+from emberline_operator.cluster.writes import Writer
+from emberline_operator.demand import CLOSE_TTL_S
+from emberline_operator.errors import ClusterError, ConflictError, NotFoundError
+from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Plan, Scale, Sleep
+from emberline_operator.plan.conditions import status_delay_s, status_object, with_failure
+from emberline_operator.plan.decide import decide
+from emberline_operator.reconcile.observe import observe
+from emberline_operator.reconcile.queue import Outcome
+from emberline_operator.settings import Install
+from emberline_operator.snapshot import Demand, Json, Snapshot
+
+_log = logging.getLogger(__name__)
+
+
+class AsksGateways(Protocol):
+    """The gateways, or a fake of them."""
+
+    async def demand(self, namespace: str, name: str, region: str) -> Demand:
+        """What the gateways say of one endpoint and region."""
+        ...
+
+    async def close(self, request: CloseRequest) -> str:
+        """Close an endpoint's region everywhere; empty if all are closed, else who objects."""
+        ...
+
+    async def reopen(self, request: CloseRequest) -> None:
+        """End a close."""
+        ...
+
+
+class Reconciler:
+    """Passes over single endpoints."""
+
+    def __init__(
+        self, caches: Caches, writer: Writer, gateways: AsksGateways, install: Install, clock: Callable[[], datetime]
+    ) -> None:
+        self._caches = caches
+        self._writer = writer
+        self._gateways = gateways
+        self._install = install
+        self._clock = clock
+        self._status_written: dict[Key, datetime] = {}
+        self._epoch = 0
+
+    async def reconcile(self, key: Key) -> Outcome:
+        """Bring one endpoint a step nearer to what it should be. Status is written also when an action fails."""
+        seen = observe(self._caches, key, self._status_written.get(key))
+        if seen is None:
+            self._status_written.pop(key, None)
+            return Outcome()
+        plan = await self._decide(seen)
+        again_s = plan.requeue_after_s
+        try:
+            for action in plan.actions:
+                retry_s = await self._act(seen, action)
+                again_s = retry_s if again_s is None else min(again_s, retry_s or again_s)
+        except ConflictError:
+            raise
+        except ClusterError as error:
+            before = seen.endpoint.get("status", {})
+            status = with_failure(plan.status, before, str(error), self._clock())
+            await self._report(key, seen, status)
+            raise
+        delay_s = await self._report(key, seen, plan.status)
+        if delay_s:
+            again_s = delay_s if again_s is None else min(again_s, delay_s)
+        # Scales and deletions come back as events; after an apply the caches already hold the answer.
+        return Outcome(any(isinstance(action, Apply) for action in plan.actions), again_s)
+
+    async def _decide(self, seen: Snapshot) -> Plan:
+        while True:
+            match decide(seen, self._install, self._clock()):
+                case Plan() as plan:
+                    return plan
+                case Ask(objects=objects, demand_of=region):
+                    answers = {ref: await self._writer.look_up(seen.namespace, ref) for ref in objects}
+                    seen = replace(seen, looked_up={**seen.looked_up, **answers})
+                    if region is not None:
+                        demand = await self._gateways.demand(seen.namespace, seen.name, region)
+                        seen = replace(seen, demand=demand)
+
+    async def _act(self, seen: Snapshot, action: Action) -> float | None:
+        """Do one action; gives the time after which to look again if it could not be done yet."""
+        match action:
+            case Apply(body=body, manager=manager, force=force):
+                await self._writer.apply(body, manager=manager, force=force)
+            case Scale():
+                await self._scale(seen, action)
+            case Sleep():
+                return await self._sleep(seen, action)
+            case Delete(ref=ref, uid=uid):
+                await self._writer.delete(seen.namespace, ref, uid=uid)
+            case _:
+                assert_never(action)
+        _log.info("endpoint %s/%s: %s", seen.namespace, seen.name, action.why)
+        return None
+
+    async def _scale(self, seen: Snapshot, scale: Scale) -> None:
+        await self._writer.scale(
+            seen.namespace,
+            scale.ref,
+            replicas=scale.replicas,
+            uid=scale.uid,
+            resource_version=scale.resource_version,
+        )
+
+    async def _sleep(self, seen: Snapshot, sleep: Sleep) -> float | None:
+        """The handshake: only when every gateway has closed is the scale written; in any case all are opened again."""
+        self._epoch = max(self._epoch + 1, int(self._clock().timestamp() * 1000))
+        request = CloseRequest(
+            namespace=seen.namespace, name=seen.name, region=sleep.region, epoch=self._epoch, ttl_s=CLOSE_TTL_S
+        )
+        try:
+            objection = await self._gateways.close(request)
+            if objection:
+                _log.info("endpoint %s/%s stays awake: %s", seen.namespace, seen.name, objection)
+                return sleep.retry_s
+            await self._scale(seen, sleep.scale)
+            _log.info("endpoint %s/%s: %s", seen.namespace, seen.name, sleep.scale.why)
+        finally:
+            await self._gateways.reopen(request)
+        return None
+
+    async def _report(self, key: Key, seen: Snapshot, status: Json) -> float | None:
+        """Write the status if it is due; gives the time until it is."""
+        now = self._clock()
+        delay_s = status_delay_s(seen.endpoint, status, seen.status_written, now)
+        if delay_s is None or delay_s > 0:
+            return delay_s
+        try:
+            await self._writer.apply_status(status_object(seen.endpoint, status))
+        except NotFoundError:
+            return None
+        self._status_written[key] = now
+        return None

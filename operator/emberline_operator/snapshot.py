@@ -1,0 +1,165 @@
+"""Everything that a decision about one endpoint looks at, gathered once. Plain data; reads nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from typing_extensions import override
+
+from emberline_contract import names
+
+Json = dict[str, Any]
+"""A Kubernetes object, or a part of one, as the API server writes it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """An object of the endpoint's namespace."""
+
+    kind: str
+    name: str
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """What matters of one engine pod."""
+
+    name: str
+    template_hash: str
+    """Hash of the template that it was made from."""
+    region: str
+    ready_since: datetime | None
+    """When it became Ready; None while it is not."""
+    terminating: bool = False
+    unschedulable: str = ""
+    """The scheduler's message, if no node can take the pod."""
+    failure: str = ""
+    """The container's own words, if it failed and is not Ready again."""
+    config_maps: frozenset[str] = frozenset()
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether a gateway may send it requests."""
+        return self.ready_since is not None and not self.terminating
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """What one gateway says of one endpoint and region."""
+
+    gateway: str
+    unfinished: int
+    """Requests held or dispatched there."""
+    idle_s: float
+    """Seconds since a request last arrived or ended there."""
+    ever_active: bool
+    """False: it has seen no request since its own start, and `idle_s` counts from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the gateways say of one endpoint and region."""
+
+    views: tuple[GatewayView, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Gateways that run and could not be asked, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One endpoint and all that belongs to it."""
+
+    endpoint: Json
+    regions: Mapping[str, Json] = field(default_factory=dict)
+    """InferenceRegions by name."""
+    claims: Mapping[str, Json] = field(default_factory=dict)
+    """PersistentVolumeClaims of the namespace that the endpoint names."""
+    children: Mapping[Ref, Json] = field(default_factory=dict)
+    """Objects labelled as this endpoint's."""
+    looked_up: Mapping[Ref, Json | None] = field(default_factory=dict)
+    """Answers of the API server about objects that are not among `children`; None: not there."""
+    pods: tuple[PodState, ...] = ()
+    demand: Demand | None = None
+    """None: not asked yet."""
+    status_written: datetime | None = None
+    """When this process last wrote the endpoint's status."""
+
+    @property
+    def namespace(self) -> str:
+        """The endpoint's namespace."""
+        return str(self.endpoint["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        """The endpoint's name."""
+        return str(self.endpoint["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """The endpoint's uid."""
+        return str(self.endpoint["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        """The endpoint's generation."""
+        return int(self.endpoint["metadata"].get("generation", 0))
+
+
+def time_of(text: str) -> datetime:
+    """A metav1.Time or MicroTime."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def time_text(moment: datetime) -> str:
+    """A metav1.Time, to the second."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_STARTING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+def read_pod(pod: Json) -> PodState:
+    """What matters of a Pod."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    ready = conditions.get("Ready", {})
+    scheduled = conditions.get("PodScheduled", {})
+    is_ready = ready.get("status") == "True"
+    volumes = pod.get("spec", {}).get("volumes", ())
+    return PodState(
+        name=metadata["name"],
+        template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        region=metadata.get("labels", {}).get(names.LABEL_REGION, ""),
+        ready_since=time_of(ready["lastTransitionTime"]) if is_ready else None,
+        terminating="deletionTimestamp" in metadata,
+        unschedulable=scheduled.get("message", "no node fits")
+        if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+        else "",
+        failure="" if is_ready else _failure(status),
+        config_maps=frozenset(volume["configMap"]["name"] for volume in volumes if "configMap" in volume),
+    )
+
+
+def _failure(status: Json) -> str:
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting", {})
+        # A container between two of its crashes runs for a while; its last end still tells what is wrong.
+        ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+        failed = ended.get("exitCode", 0) != 0
+        reason = waiting.get("reason", "")
+        if (reason and reason not in _STARTING_REASONS) or failed:
+            words = [reason, waiting.get("message", "")]
+            if failed:
+                how = f"exit code {ended['exitCode']}"
+                words += [f"last end: {ended.get('reason', 'Error')}, {how}", ended.get("message", "")]
+            return f"container {container['name']}: " + ": ".join(word.strip() for word in words if word.strip())
+    if status.get("phase") == "Failed":
+        return ": ".join(word for word in (status.get("reason", "Failed"), status.get("message", "")) if word)
+    return ""

@@ -5,6 +5,7 @@ Imports nothing heavy: an executor's module is imported when the chosen one is m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from emberline_contract.engine_config import EngineConfig
 from emberline_contract.names import ENV_EXECUTOR, ENV_ORACLE_LOAD_S, ENV_ORACLE_STEP_S
 from emberline_runtime.executors.base import Executor, ModelFolder
+from emberline_runtime.executors.machine import bound_spins
 from emberline_runtime.models.errors import ModelFolderError
 from emberline_runtime.models.registry import read_spec
 
@@ -56,6 +58,8 @@ def _torch_refusals(model: ModelFolder, config: EngineConfig) -> list[str]:
 
 
 def _make_torch(environ: Environ) -> Executor:
+    # libgomp reads the process's own environment, once, when torch loads it.
+    bound_spins(os.environ)
     from emberline_runtime.executors.torch.executor import TorchExecutor
 
     return TorchExecutor()

@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 from pydantic import ValidationError
 
-from emberline_contract import http
+from emberline_contract import http, names
 from emberline_contract.http import CloseAnswer, CloseRequest, CloseState, DemandAnswer
 from emberline_operator.snapshot import Demand, GatewayView, Json
 
@@ -36,14 +36,18 @@ class Gateway:
 
 
 def running_gateways(pods: Iterable[Json]) -> list[Gateway]:
-    """The gateways among pods: those whose containers run, so that there may be something to ask."""
+    """The gateways among pods: those of the system's namespace whose containers run, so that there is something to ask."""
     found = []
     for pod in pods:
-        status = pod.get("status", {})
+        metadata, status = pod["metadata"], pod.get("status", {})
+        is_gateway = metadata.get("labels", {}).get(names.LABEL_APP) == names.GATEWAY_NAME
+        # Anybody may give a pod of theirs that label; only those in our own namespace have a say.
+        if not is_gateway or metadata["namespace"] != names.SYSTEM_NAMESPACE:
+            continue
         containers = status.get("containerStatuses", ())
         is_up = status.get("phase") == "Running" and any("running" in c.get("state", {}) for c in containers)
         if is_up and status.get("podIP"):
-            found.append(Gateway(pod["metadata"]["name"], status["podIP"]))
+            found.append(Gateway(metadata["name"], status["podIP"]))
     return sorted(found, key=lambda gateway: gateway.name)
 
 

@@ -28,7 +28,7 @@ class Kind:
         return "/".join(part for part in (f"{root}{within}/{self.plural}", name, subresource) if part)
 
 
-_OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+_OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_ENDPOINT}"
 
 ENDPOINTS: Final = Kind(names.ENDPOINT_KIND, names.GROUP, names.VERSION, names.ENDPOINT_PLURAL)
 REGIONS: Final = Kind(names.REGION_KIND, names.GROUP, names.VERSION, names.REGION_PLURAL, is_namespaced=False)

@@ -90,5 +90,5 @@ def decide_probe(spec: ProbeSpec, state: ProbeState, *, success: bool, now_s: fl
         due_s=now_s + step_s,
         verdict=Verdict.FAILURE if num_failures >= spec.failure_threshold else state.verdict,
         num_failures=num_failures,
-        counts_from_s=state.counts_from_s if is_extra else max(state.counts_from_s, now_s) + spec.period_s,
+        counts_from_s=state.counts_from_s if is_extra else state.counts_from_s + spec.period_s,
     )

@@ -240,7 +240,7 @@ class Scheduler:
         self._num_preemptions += 1
         self._release(sequence)
         sequence.num_preemptions += 1
-        sequence.num_history = 0
+        sequence.num_history = len(sequence.tokens)
         sequence.is_leaving = False
         self._waiting.add(sequence)
 

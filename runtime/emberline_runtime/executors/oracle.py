@@ -13,7 +13,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -91,6 +91,7 @@ def expected_tokens(
 ) -> list[int]:
     """The oracle's definition without blocks, plans or batches: the answer that every request must get."""
     stops = eos.union(sampling.stop_token_ids)
+    sampling = replace(sampling, stop_token_ids=tuple(stops))
     context = _Context()
     for token in prompt:
         context.append(token)
@@ -306,6 +307,8 @@ class OracleExecutor:
         before = b"".join(self._kv[block] for block in slot.table[: -(-rows.start // size)])[: rows.start * entry_bytes]
         context = _Context(before)
         tokens = rows.tokens if len(rows.tokens) == rows.num_rows else (*rows.tokens, slot.last_token)
+        if min(tokens) < 0:
+            raise PlanError(f"slot {rows.slot} is to go on with its last sampled token and has sampled none")
         end = rows.start + rows.num_rows
         prompt_logprobs = []
         for position, token in enumerate(tokens, rows.start):
@@ -315,6 +318,7 @@ class OracleExecutor:
             if rows.want & Want.PROMPT_LOGPROBS and position + 1 < slot.start.num_prompt:
                 prompt_logprobs.append(_made_up_logprob(context.digest(), slot.start.tokens[position + 1]))
         if self._poison_token is not None and self._poison_token in tokens:
+            slot.last_token = 0  # A real sampler yields something too, and the next step may be on its way.
             fault = Fault(FaultKind.NONFINITE, f"logits at position {end - 1} are not finite")
             return SlotResult(rows.slot, (), end, fault=fault)
         answer: tuple[int, ...] = ()

@@ -1,0 +1,170 @@
+"""Random arrivals, aborts, stops, pools and lookahead over the oracle: what must hold holds after every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from emberline_runtime.core.request import Request
+from emberline_runtime.core.step import SamplingSpec
+from support.engine_rig import Rig, make_limits
+
+VOCAB = 40
+POISON = 39
+ALPHABET = range(8)
+PREFIXES = (
+    (),
+    (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+    (1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23),
+    (1, 2, 3, 4, 30, 31, 32, 33, 9, 10, 11, 12),
+)
+"""Prompts begin alike, part ways, and come together again: only the first must be shared."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    tick: int
+    request: Request
+    abort_after: int | None
+    """Ticks from arrival until the caller gives up."""
+    stop_after: int | None
+    """Tokens after which the caller finds a stop string."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    num_blocks: int
+    block_tokens: int
+    max_rows: int
+    max_sequences: int
+    max_in_flight: int
+    prefix_caching: bool
+    arrivals: tuple[Arrival, ...]
+    launches: tuple[int, ...]
+    """Per tick, how many plans are launched before one is committed."""
+
+
+@st.composite
+def samplings(draw: st.DrawFn, max_tokens: int) -> SamplingSpec:
+    is_greedy = draw(st.booleans())
+    return SamplingSpec(
+        temperature=0.0 if is_greedy else 0.7,
+        seed=draw(st.integers(0, 2)),
+        choice=draw(st.integers(0, 1)),
+        min_tokens=draw(st.sampled_from([0, 0, 0, min(3, max_tokens)])),
+        stop_token_ids=draw(st.sampled_from([(), (), (5,)])),
+        logprobs=draw(st.sampled_from([None, None, 0])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+    )
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
+    prefix = draw(st.sampled_from(PREFIXES))
+    tail = draw(st.lists(st.integers(1, 3), min_size=0 if prefix else 1, max_size=9))
+    prompt = (*prefix, *tail)
+    if draw(st.integers(0, 15)) == 0:
+        prompt = (*prompt, POISON)
+    prompt = prompt[:capacity_tokens]
+    max_tokens = draw(st.integers(1, max(1, min(16, capacity_tokens - len(prompt) + 1))))
+    request = Request(
+        id=f"r{index}",
+        prompt=prompt,
+        sampling=draw(samplings(max_tokens)),
+        max_tokens=max_tokens,
+        eos=draw(st.sampled_from([frozenset[int](), frozenset[int](), frozenset({7})])),
+        salt=draw(st.sampled_from([b"", b"", b"a"])),
+        group=draw(st.sampled_from(["", "g"])),
+        priority=draw(st.sampled_from([0, 0, 0, 1])),
+    )
+    return Arrival(
+        tick=draw(st.integers(0, 12)),
+        request=request,
+        abort_after=draw(st.one_of(st.none(), st.none(), st.integers(0, 12))),
+        stop_after=draw(st.one_of(st.none(), st.none(), st.integers(1, 8))),
+    )
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    block_tokens = draw(st.sampled_from([1, 2, 4]))
+    # From "one request at a time, barely" to "never full".
+    capacity_tokens = draw(st.integers(16, 120))
+    num_blocks = -(-capacity_tokens // block_tokens)
+    num_requests = draw(st.integers(1, 9))
+    return Scenario(
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        max_rows=draw(st.integers(2, 32)),
+        max_sequences=draw(st.integers(1, 6)),
+        max_in_flight=draw(st.sampled_from([1, 2])),
+        prefix_caching=draw(st.sampled_from([True, True, False])),
+        arrivals=tuple(draw(arrivals(index, num_blocks * block_tokens)) for index in range(num_requests)),
+        launches=tuple(draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))),
+    )
+
+
+def play(scenario: Scenario) -> Rig:
+    """Run a scenario to its end; the rig checks as it goes."""
+    limits = make_limits(
+        num_blocks=scenario.num_blocks,
+        block_tokens=scenario.block_tokens,
+        max_rows=scenario.max_rows,
+        max_sequences=scenario.max_sequences,
+        max_in_flight=scenario.max_in_flight,
+        vocab=VOCAB,
+    )
+    rig = Rig(
+        limits,
+        max_sequences=scenario.max_sequences,
+        prefix_caching=scenario.prefix_caching,
+        alphabet=ALPHABET,
+        poison_token=POISON,
+    )
+    todo = sorted(scenario.arrivals, key=lambda arrival: arrival.tick)
+    num_tokens = sum(len(a.request.prompt) + a.request.max_tokens for a in todo)
+    # Nothing starves: each step computes at least one row that is not lost by a preemption of others.
+    bound = 40 + num_tokens * (len(todo) + 1)
+    tick = 0
+    while todo or rig.scheduler.has_work:
+        assert tick < bound, "the scenario does not end"
+        while todo and todo[0].tick <= tick:
+            assert rig.submit(todo.pop(0).request) is None
+        for arrival in scenario.arrivals:
+            heard = rig.heard.get(arrival.request.id)
+            if heard is None:
+                continue
+            if arrival.abort_after is not None and tick == arrival.tick + arrival.abort_after:
+                rig.abort(arrival.request.id)
+            if arrival.stop_after is not None and heard.kept is None and len(heard.tokens) > arrival.stop_after:
+                rig.finish(arrival.request.id, arrival.stop_after)
+        for _ in range(scenario.launches[tick % len(scenario.launches)]):
+            rig.launch()
+        if not rig.scheduler.num_in_flight:
+            rig.launch()
+        if rig.scheduler.num_in_flight:
+            rig.commit()
+        tick += 1
+    rig.check_empty()
+    return rig
+
+
+@settings(
+    derandomize=True,
+    max_examples=400,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+)
+@given(scenarios())
+def test_every_request_gets_its_tokens_and_every_block_comes_back(scenario: Scenario) -> None:
+    rig = play(scenario)
+    if not scenario.prefix_caching and all(a.request.priority == 0 and not a.request.group for a in scenario.arrivals):
+        # Without prefixes to wait for, first starts come in the order of arrival.
+        firsts = list(dict.fromkeys(rig.started))
+        submitted = [request_id for request_id in rig.heard if request_id in firsts]
+        assert firsts == submitted

@@ -27,7 +27,8 @@ app = App(
     help="A Kubernetes cluster on this machine: a real control plane, nodes that run pods as processes, and Emberline in it.",
     version_flags=[],
 )
-console = Console()
+_WIDTH_OF_A_FILE = 200
+console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
 errors = Console(stderr=True)
 
 Name = Annotated[str, Parameter(name="--name", env_var=ENV_NAME, help="Which cluster; several can be up at once.")]
@@ -67,6 +68,9 @@ def up(
     audit_log: Annotated[
         bool, Parameter(negative="", help="Let the API server write who asked for what into plane/audit.log.")
     ] = False,
+    manifests: Annotated[
+        Path | None, Parameter(help="Kustomize folder to install in place of the project's own local overlay.")
+    ] = None,
     no_operator: Annotated[
         bool, Parameter(negative="", help="Control plane, nodes and CRDs only: no operator, gateway or model.")
     ] = False,
@@ -79,6 +83,7 @@ def up(
         gateway_port=gateway_port,
         audit_log=audit_log,
         is_installed=not no_operator,
+        manifests=manifests,
     )
     with Steps(console) as steps:
         record = launch.up(folder, options, os.environ, steps.show)
@@ -96,6 +101,7 @@ def make_options(
     gateway_port: int = 8080,
     audit_log: bool = False,
     is_installed: bool = True,
+    manifests: Path | None = None,
 ) -> ClusterOptions:
     """What is asked for, with the control plane program built and the model converted if that has not been done yet."""
     if not 0 <= gateway_port <= 65535:
@@ -112,6 +118,7 @@ def make_options(
         is_installed=is_installed,
         models_dir=_models_dir() if is_installed else None,
         gateway_port=gateway_port,
+        manifests=manifests.absolute() if manifests else None,
     )
 
 
@@ -176,6 +183,18 @@ def _exec_kubectl(words: list[str]) -> None:
     folder.running()
     path = folder.read_options().program
     os.execve(path, [str(path), "kubectl", *words], {**os.environ, "KUBECONFIG": str(folder.kubeconfig)})  # noqa: S606
+
+
+@app.command
+def demo(
+    *,
+    name: Name = "demo",
+    gateway_port: Annotated[int, Parameter(help="Port of the gateway on 127.0.0.1; 0 takes a free one.")] = 0,
+) -> None:
+    """Show a sleeping endpoint wake, answer and go back to sleep, on a cluster of its own that is taken down again."""
+    from emberline_local.demo import run_demo
+
+    run_demo(console, cluster_folder(name), make_options([], gateway_port=gateway_port), os.environ)
 
 
 @app.command

@@ -58,7 +58,7 @@ def api_server(folder: Path, etcd_port: int, port: int, audit_file: Path | None)
         "--advertise-address=127.0.0.1",
         f"--secure-port={port}",
         "--permit-port-sharing",
-        "--endpoint-reconciler-type=none",  # EndpointSlices refuse loopback addresses
+        "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={SERVICE_CIDR}",
         "--allow-privileged=true",
         "--authorization-mode=Node,RBAC",
@@ -83,12 +83,14 @@ def api_server(folder: Path, etcd_port: int, port: int, audit_file: Path | None)
 
 
 def controller_manager(folder: Path, kubeconfig: Path, port: int) -> list[str]:
-    """All controllers, with an HPA that reacts in seconds."""
+    """Every controller that can do something here, with an HPA that reacts in seconds."""
     return [
         *_client(kubeconfig, port),
         f"--root-ca-file={folder}/ca.crt",
         f"--service-account-private-key-file={folder}/service-account.key",
         "--use-service-account-credentials",
+        # They would fail at every pod for ever: endpoints refuse loopback addresses.
+        "--controllers=*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
         "--horizontal-pod-autoscaler-sync-period=2s",
         "--horizontal-pod-autoscaler-downscale-stabilization=5s",
     ]

@@ -57,12 +57,15 @@ def render(name: str, objects: Iterable[Object], urls: Mapping[str, str]) -> Ren
             (_endpoint(o) for o in objects if o["kind"] == names.ENDPOINT_KIND),
         ),
     ]
+    parts = [part for table in parts for part in (table, Text())]
     parts += [Text.assemble((f"{service}  ", "bold"), url) for service, url in urls.items()]
     return Group(*parts)
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(*columns, box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
     if not table.row_count:

@@ -163,7 +163,7 @@ def _with_environment(spec: NodeSpec, name: str, value: str) -> NodeSpec:
 
 async def _client(kubeconfig: Path) -> ApiClient:
     configuration = Configuration(connection_pool_maxsize=_MAX_CONNECTIONS)
-    await config.load_kube_config(str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+    await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
     return ApiClient(configuration)
 
 

@@ -76,9 +76,10 @@ class Cluster:
 
     async def wake(self, target: Target) -> WakeOutcome:
         """Writes replicas 0 -> 1 with a test in the same patch, so that it can never lower or repeat anything."""
+        # The API server leaves a replicas of 0 out of a Scale: only a test for null finds it (one for 0 fails).
         patch = [
-            {"op": "test", "path": "/spec/replicas", "value": 0},
-            {"op": "replace", "path": "/spec/replicas", "value": 1},
+            {"op": "test", "path": "/spec/replicas", "value": None},
+            {"op": "add", "path": "/spec/replicas", "value": 1},
         ]
         try:
             await self._apps.patch_namespaced_deployment_scale(
@@ -129,9 +130,9 @@ async def connected() -> AsyncIterator[Cluster]:
     """A connection with the pod's own account, or the kubeconfig's where there is no pod."""
     configuration = client.Configuration()
     if "KUBERNETES_SERVICE_HOST" in os.environ:
-        config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        config.load_incluster_config(configuration)
     else:
-        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        await config.load_kube_config(client_configuration=configuration)
     async with client.ApiClient(configuration) as api:
         yield Cluster(api)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
 from emberline_contract import http, metrics, names
 from emberline_gateway import server
 from emberline_gateway.activation import ClusterError, WakeOutcome
@@ -216,6 +217,8 @@ ANSWER: Raw = {
 class FakeEngine:
     """An HTTP server on its own port that answers as it is told."""
 
+    address: str = "127.0.0.1"
+    port: int = 0
     url: str = ""
     chunks: list[bytes] = field(default_factory=stream_chunks)
     pace_s: float = 0.0
@@ -242,7 +245,7 @@ class FakeEngine:
         app.router.add_get(http.METRICS, self._metrics)
         self.runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        site = web.TCPSite(self.runner, self.address, self.port)
         await site.start()
         host, port = self.runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
@@ -335,7 +338,7 @@ async def running_gateway(cluster: Any, grace_s: float = 5.0) -> AsyncIterator[R
         try:
             yield Running(made, *urls)
         finally:
-            if not made.why_not_ready() == "stopping":
+            if made.why_not_ready() != "stopping":
                 await made.stop(0.0, 0.0)
             await serving
 
@@ -343,5 +346,5 @@ async def running_gateway(cluster: Any, grace_s: float = 5.0) -> AsyncIterator[R
 async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     """Waits until the condition holds; fails with it when it does not in time."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -39,7 +39,9 @@ def _structural(node: Schema, definitions: Schema) -> Schema:
         if len(branches) != 1:
             raise ValueError(f"a CRD field must have one type, not {branches}")
         node = {**_structural(branches[0], definitions), **node}
-    for key in ("title", "$defs", "const"):
+    if "const" in node:
+        node["enum"] = [node.pop("const")]
+    for key in ("title", "$defs"):
         node.pop(key, None)
     if "default" in node and node["default"] is None:
         del node["default"]
@@ -156,9 +158,7 @@ def region_crd() -> dict[str, Any]:
         },
         **REGION_RULES,
     }
-    return _crd(
-        names.REGION_KIND, names.REGION_PLURAL, names.REGION_SHORT, "Cluster", schema, [_AGE], status=False
-    )
+    return _crd(names.REGION_KIND, names.REGION_PLURAL, names.REGION_SHORT, "Cluster", schema, [_AGE], status=False)
 
 
 def all_crds() -> dict[str, dict[str, Any]]:

@@ -41,7 +41,7 @@ class EngineOptions(ContractModel):
 class EngineConfig(EngineOptions):
     """One engine process's configuration."""
 
-    model_path: str = Field(default=MODELS_PATH, min_length=1)
+    model_path: str = Field(default=MODELS_PATH, min_length=1, max_length=4096)
     """Folder with config.json, tokenizer.json and *.safetensors."""
     served_names: tuple[str, ...] = Field(min_length=1)
     """Names that clients may put in `model`; the first is the one in answers."""
@@ -69,6 +69,4 @@ class EngineConfig(EngineOptions):
         """The file's content: only what is set, keys sorted, so that equal configurations have equal bytes."""
         import json
 
-        return json.dumps(
-            self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=True, indent=2
-        )
+        return json.dumps(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=True, indent=2)

@@ -4,40 +4,60 @@ from __future__ import annotations
 
 from typing import Final
 
-# Engine gauges; label model_name.
+# Engine; labels model_name and engine. Counters are exposed with `_total`.
 NUM_REQUESTS_RUNNING: Final = "vllm:num_requests_running"
+"""Gauge: requests that the engine computes."""
 NUM_REQUESTS_WAITING: Final = "vllm:num_requests_waiting"
+"""Gauge: requests in the engine's queue."""
 KV_CACHE_USAGE: Final = "vllm:kv_cache_usage_perc"
-# Engine counters (exposed with `_total`).
+"""Gauge: part of the KV cache that requests hold, 0 to 1."""
 PROMPT_TOKENS: Final = "vllm:prompt_tokens"
+"""Counter: prompt tokens of requests that got a first token."""
 GENERATION_TOKENS: Final = "vllm:generation_tokens"
+"""Counter: tokens generated."""
 REQUEST_SUCCESS: Final = "vllm:request_success"
-"""Label finished_reason: stop, length, abort, error."""
+"""Counter: requests that ended; label finished_reason: stop, length, abort, error."""
 NUM_PREEMPTIONS: Final = "vllm:num_preemptions"
+"""Counter: times that a request had to give up its KV for a while."""
 PREFIX_CACHE_QUERIES: Final = "vllm:prefix_cache_queries"
+"""Counter: prompt tokens looked up in the prefix cache."""
 PREFIX_CACHE_HITS: Final = "vllm:prefix_cache_hits"
-# Engine histograms.
+"""Counter: prompt tokens found in the prefix cache."""
 TIME_TO_FIRST_TOKEN: Final = "vllm:time_to_first_token_seconds"
+"""Histogram: arrival to first token."""
 INTER_TOKEN_LATENCY: Final = "vllm:inter_token_latency_seconds"
+"""Histogram: from one token of a request to its next."""
 E2E_REQUEST_LATENCY: Final = "vllm:e2e_request_latency_seconds"
+"""Histogram: arrival to end."""
 REQUEST_QUEUE_TIME: Final = "vllm:request_queue_time_seconds"
+"""Histogram: arrival to the first step."""
 ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"
-# Ours, engine.
+"""Histogram: tokens that one step computed."""
+# Engine, what vLLM lacks.
 STARTUP_SECONDS: Final = "emberline_startup_seconds"
-"""Gauge, label phase: seconds that each phase of this process's start took."""
+"""Gauge; label phase: seconds that each phase of this process's start took."""
 ENGINE_INFO: Final = "emberline_engine_info"
+"""Gauge, always 1; labels executor, device, dtype and version say what the engine is."""
 DRAINING: Final = "emberline_draining"
-# Ours, gateway; labels namespace, name.
+"""Gauge: 1 while the engine finishes what runs and takes nothing new."""
+# Gateway; labels namespace and name.
 GATEWAY_HELD: Final = "emberline_gateway_held_requests"
+"""Gauge: requests held now because nothing is ready."""
 GATEWAY_DISPATCHED: Final = "emberline_gateway_dispatched_requests"
+"""Gauge: requests at an engine now."""
 GATEWAY_REQUESTS: Final = "emberline_gateway_requests"
-"""Counter; label code: the HTTP status, or the code of an SSE error event."""
+"""Counter: requests ended; label code: the HTTP status, or the code of an SSE error event."""
 GATEWAY_WAKES: Final = "emberline_gateway_wakes"
+"""Counter: scale-ups from zero."""
 GATEWAY_HOLD_SECONDS: Final = "emberline_gateway_hold_seconds"
-# Ours, operator.
+"""Histogram: how long requests were held before they went to an engine."""
+# Operator.
 OPERATOR_PASSES: Final = "emberline_operator_passes"
+"""Counter; label result: passes over single endpoints."""
 OPERATOR_PASS_SECONDS: Final = "emberline_operator_pass_seconds"
+"""Histogram: time of one pass."""
 OPERATOR_WRITES: Final = "emberline_operator_writes"
+"""Counter; labels kind and verb: writes to the API server."""
 
 LATENCY_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,

@@ -46,8 +46,10 @@ class ModelSpec(ContractModel):
         json_schema_extra=_rules(
             (
                 "self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*$')",
-                "model.source must be pvc://<claim> or pvc://<claim>/<folder>: a PersistentVolumeClaim in this namespace"
-                " and the folder of the model in it; other schemes are not supported by this version",
+                (
+                    "model.source must be pvc://<claim> or pvc://<claim>/<folder>: a PersistentVolumeClaim in this namespace"
+                    " and the folder of the model in it; other schemes are not supported by this version"
+                ),
             ),
             ("!self.contains('/..')", "model.source must not contain '..'"),
         ),
@@ -105,9 +107,7 @@ class ScalingSpec(ContractModel):
     """Engines that are started when the endpoint is created, before any request."""
     idle_after: str = Field(default="5m", json_schema_extra=_duration("scaling.idleAfter", "1s", "24h"))
     """Time without any request after which the endpoint goes back to its floor."""
-    activation_timeout: str = Field(
-        default="10m", json_schema_extra=_duration("scaling.activationTimeout", "1s", "1h")
-    )
+    activation_timeout: str = Field(default="10m", json_schema_extra=_duration("scaling.activationTimeout", "1s", "1h"))
     """How long a request to a sleeping endpoint is held at most; then it is answered 503."""
 
     @property
@@ -171,33 +171,45 @@ class Condition(ContractModel):
     """metav1.Condition."""
 
     type: str = Field(min_length=1, max_length=64)
+    """Which claim; see the page on conditions."""
     status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
     reason: str = Field(min_length=1, max_length=64)
+    """Why, in a word; see the page on conditions."""
     message: str = Field(default="", max_length=4096)
-    last_transition_time: str = Field(json_schema_extra={"format": "date-time"})
+    """Why, in a sentence, and what to do."""
+    last_transition_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    """When `status` last changed."""
     observed_generation: int = Field(default=0, ge=0)
+    """The `metadata.generation` that this speaks of."""
 
 
 class PrecisionStatus(ContractModel):
     """The precision in force."""
 
-    format: str
-    reason: str
+    format: str = Field(max_length=16)
+    """Type of weights and KV cache."""
+    reason: str = Field(max_length=1024)
+    """Why this one."""
 
 
 class RegionStatus(ContractModel):
     """One region's engines."""
 
-    name: str
+    name: str = Field(max_length=63)
+    """The InferenceRegion, `default` without one."""
     desired: int
+    """Engines that should run."""
     ready: int
+    """Engines that can answer."""
 
 
 class ScalingStatus(ContractModel):
     """What scales the endpoint."""
 
     via: Literal["Operator"] = "Operator"
-    last_active_time: str | None = Field(default=None, json_schema_extra={"format": "date-time"})
+    """Who writes replicas."""
+    last_active_time: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
     """When a request was last seen, to the minute."""
 
 
@@ -205,19 +217,27 @@ class InferenceEndpointStatus(ContractModel):
     """Transitions, not gauges."""
 
     observed_generation: int | None = None
+    """The `metadata.generation` that this status speaks of."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    url: str | None = None
+    """What is true of the endpoint, and why."""
+    url: str | None = Field(default=None, max_length=2048)
     """Base URL for OpenAI clients."""
     replicas: int | None = None
+    """Engines that should run, over all regions."""
     ready_replicas: int | None = None
-    selector: str | None = None
+    """Engines that can answer, over all regions."""
+    selector: str | None = Field(default=None, max_length=1024)
+    """Labels of the engines' pods, as a selector."""
     precision: PrecisionStatus | None = None
+    """The precision in force."""
     regions: tuple[RegionStatus, ...] = Field(default=(), max_length=16)
+    """Engines by region."""
     scaling: ScalingStatus | None = None
+    """What scales the endpoint."""
 
 
 class InferenceRegionSpec(ContractModel):

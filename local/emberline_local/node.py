@@ -19,10 +19,10 @@ from kubernetes.aio.client import ApiClient
 
 from emberline_local.addresses import AddressPool
 from emberline_local.images import LocalImage, local_images
-from emberline_local.node_api import NodeApi, Object, delete_finally
+from emberline_local.node_api import NodeApi, Object
 from emberline_local.node_lease import keep_node
 from emberline_local.node_spec import NodeSpec, make_node
-from emberline_local.pods import HOST_ADDRESS, PodHost, PodRunner, is_terminal
+from emberline_local.pods import HOST_ADDRESS, PodHost, PodRunner
 from emberline_local.process_pod import kill_strays
 from emberline_local.restarts import BackOffRule
 
@@ -102,10 +102,11 @@ class ProcessNode:
                 back_off=self._back_off,
                 refresh_s=self._refresh_s,
             )
+            registered = asyncio.Event()
             node = make_node(self.spec, kind="process", address=HOST_ADDRESS)
             serving = [
-                asyncio.ensure_future(keep_node(self._api, node)),
-                asyncio.ensure_future(self._follow_pods(host)),
+                asyncio.ensure_future(keep_node(self._api, node, registered=registered)),
+                asyncio.ensure_future(self._follow_pods(host, registered)),
             ]
             stopping = asyncio.ensure_future(stop.wait())
             try:
@@ -118,7 +119,8 @@ class ProcessNode:
                 await asyncio.gather(stopping, *serving, return_exceptions=True)
                 await self._shut_down()
 
-    async def _follow_pods(self, host: PodHost) -> None:
+    async def _follow_pods(self, host: PodHost, registered: asyncio.Event) -> None:
+        await registered.wait()
         query = {"fieldSelector": f"spec.nodeName={self.spec.name}"}
         async for kind, item in self._api.watch("/api/v1/pods", query):
             if kind == "LISTED":
@@ -138,10 +140,6 @@ class ProcessNode:
         uid = pod["metadata"]["uid"]
         if uid in self._runners:
             self._runners[uid][0].update(pod)
-        elif is_terminal(pod):
-            if "deletionTimestamp" in pod["metadata"]:
-                task = asyncio.ensure_future(delete_finally(host.api, pod))
-                task.add_done_callback(_log_failure)
         else:
             runner = PodRunner(host, pod)
             runner.update(pod)

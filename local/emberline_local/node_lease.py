@@ -19,8 +19,8 @@ _STATUS_EACH = 3
 """The status is written with every third renewal: brings a node back that was taken for lost while the machine slept."""
 
 
-async def keep_node(api: NodeApi, node: Object, *, renew_s: float = _RENEW_S) -> None:
-    """Register the Node and keep it Ready; never ends by itself."""
+async def keep_node(api: NodeApi, node: Object, *, registered: asyncio.Event, renew_s: float = _RENEW_S) -> None:
+    """Register the Node, set `registered`, and keep it Ready; never ends by itself."""
     name = node["metadata"]["name"]
     num_renewals = 0
     while True:
@@ -28,6 +28,7 @@ async def keep_node(api: NodeApi, node: Object, *, renew_s: float = _RENEW_S) ->
             if num_renewals % _STATUS_EACH == 0:
                 await register(api, node)
             await _renew(api, name)
+            registered.set()
             num_renewals += 1
             await asyncio.sleep(renew_s)
         except NodeApiError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shutil
 import time
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 HOST_ADDRESS = "127.0.0.1"
 _RETRY_S = 1.0
+_MOST_RETRY_S = 8.0
 _GONE_GRACE_S = 2.0
 
 
@@ -110,21 +112,36 @@ class PodRunner:
 
     async def run(self) -> None:
         """Run the pod until it was deleted. When cancelled, nothing has been ended yet: see `shut_down`."""
+        if is_terminal(self.pod):
+            await self._leaving.wait()
+        else:
+            await self._run_until_leaving()
+            await self._stop_containers(with_hook=True)
+            self._is_over = True
+        await self._finish()
+
+    async def _run_until_leaving(self) -> None:
         writer = asyncio.ensure_future(self._keep_status())
         living = asyncio.ensure_future(self._live())
         leaving = asyncio.ensure_future(self._leaving.wait())
         try:
             await asyncio.wait({living, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not leaving.done():
-                living.result()  # tells why, should it have failed
+                if (error := living.exception()) is not None:
+                    await self._give_up(error)
                 await leaving
         finally:
             for task in (living, leaving, writer):
                 task.cancel()
             await asyncio.gather(living, leaving, writer, return_exceptions=True)
-        await self._stop_containers(with_hook=True)
-        self._is_over = True
-        await self._finish()
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Something that nobody foresaw: nothing of the pod goes on unwatched, and its status says so."""
+        log.error("pod %s cannot be run", self._place.name, exc_info=error)
+        self._deadline_s = min(self._deadline_s, time.monotonic() + _GONE_GRACE_S)
+        await self._stop_containers(with_hook=False)
+        for container in self._containers:
+            container.show(Waiting("RunContainerError", f"{type(error).__name__}: {error}"), is_ready=False)
 
     async def shut_down(self, grace_s: float) -> None:
         """End everything that still runs, for a node that stops; the pod stays in the API server."""
@@ -158,20 +175,17 @@ class PodRunner:
         """Gather, plan and write until all of it works; what is missing shows as waiting reasons."""
         for container in self._containers:
             container.show(INITIALIZING if self._inits else CREATING)
-        while True:
+        for num_tries in itertools.count():
             try:
                 await self._read_sources()
-                planned = self._plan_all()
+                if self._plan_all():
+                    return
             except NodeApiError as error:
                 log.warning("pod %s: %s", self._place.name, error)
-                planned = False
-            except ContainerConfigError as error:
+            except (ContainerConfigError, OSError) as error:
                 for container in (*self._inits, *self._containers):
                     container.show(Waiting("CreateContainerConfigError", str(error)))
-                planned = False
-            if planned:
-                return
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(min(_RETRY_S * 2**num_tries, _MOST_RETRY_S))
 
     async def _read_sources(self) -> None:
         self._sources = await read_sources(
@@ -196,6 +210,10 @@ class PodRunner:
         return is_complete
 
     def _plan(self, container: Mapping[str, Any]) -> ContainerPlan:
+        if container.get("restartPolicy"):
+            raise ContainerConfigError(
+                f"container {container['name']!r}: a process node runs no sidecars (restartPolicy)"
+            )
         image = find_image(self._host.images, container["image"])
         base = {
             "HOSTNAME": self._place.name,
@@ -228,7 +246,7 @@ class PodRunner:
             await asyncio.sleep(max(_RETRY_S, due_s))
             try:
                 await self._read_sources()
-            except (NodeApiError, ContainerConfigError) as error:
+            except (NodeApiError, ContainerConfigError, OSError) as error:
                 log.warning("pod %s keeps its old volumes: %s", self._place.name, error)
 
     def _mark_changed(self) -> None:
@@ -276,8 +294,9 @@ class PodRunner:
     async def _finish(self) -> None:
         while not self._is_deleted:
             try:
-                with contextlib.suppress(NodeApiError):
-                    await self._write_status()
+                if not is_terminal(self.pod):
+                    with contextlib.suppress(NodeApiError):
+                        await self._write_status()
                 await delete_finally(self._host.api, self.pod)
                 break
             except NodeApiError as error:

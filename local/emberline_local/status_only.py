@@ -11,7 +11,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -100,9 +100,13 @@ class StatusOnlyNodes:
         """Serve until `stop`; `ready` is set once the Nodes are registered and their pods are watched."""
         work: asyncio.Queue[_Due] = asyncio.Queue()
         nodes = [make_node(spec, kind="status-only", address="127.0.0.1") for spec in self._specs.values()]
+        registered = [asyncio.Event() for _ in nodes]
         serving = [
-            *(asyncio.ensure_future(keep_node(self._api, node, renew_s=_RENEW_S)) for node in nodes),
-            asyncio.ensure_future(self._follow_pods()),
+            *(
+                asyncio.ensure_future(keep_node(self._api, node, registered=event, renew_s=_RENEW_S))
+                for node, event in zip(nodes, registered, strict=True)
+            ),
+            asyncio.ensure_future(self._follow_pods(registered)),
             asyncio.ensure_future(self._keep_time(work)),
             *(asyncio.ensure_future(self._work(work)) for _ in range(_NUM_WORKERS)),
         ]
@@ -116,7 +120,9 @@ class StatusOnlyNodes:
                 task.cancel()
             await asyncio.gather(stopping, *serving, return_exceptions=True)
 
-    async def _follow_pods(self) -> None:
+    async def _follow_pods(self, registered: Sequence[asyncio.Event]) -> None:
+        for event in registered:
+            await event.wait()
         # Pods that no node has are left out by the API server.
         async for kind, item in self._api.watch("/api/v1/pods", {"fieldSelector": "spec.nodeName!="}):
             if kind == "LISTED":

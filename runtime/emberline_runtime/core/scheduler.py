@@ -7,23 +7,16 @@ names: slots and blocks come free only when the last launched plan naming them i
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from emberline_runtime.core.admission import QueueState, RefusalKind, Refused, decide_admission
+from emberline_runtime.core.draft import Draft, Launched
 from emberline_runtime.core.kv_cache import KvCache, Start
 from emberline_runtime.core.prefix_index import Hash, sha256
 from emberline_runtime.core.request import FinishReason, Request, Update
 from emberline_runtime.core.sequence import Sequence
-from emberline_runtime.core.step import (
-    ExecutorLimits,
-    SlotResult,
-    SlotRows,
-    SlotStart,
-    StepPlan,
-    StepResult,
-    Want,
-)
+from emberline_runtime.core.step import ExecutorLimits, SlotResult, SlotRows, StepPlan, StepResult
 from emberline_runtime.core.stopping import decide_finish
 from emberline_runtime.core.waiting_queue import WaitingQueue
 
@@ -43,26 +36,6 @@ class SchedulerStats:
     """Prompt tokens looked up in the prefix cache."""
     num_prefix_hit_tokens: int
     """Of these, found there."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan being made."""
-
-    budget: int
-    starts: list[SlotStart] = field(default_factory=list)
-    rows: list[SlotRows] = field(default_factory=list)
-    sequences: list[Sequence] = field(default_factory=list)
-    """Whose the rows are, in their order."""
-    num_mask_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A plan in flight, and whose its rows are."""
-
-    plan: StepPlan
-    sequences: list[Sequence]
 
 
 class Scheduler:
@@ -95,7 +68,7 @@ class Scheduler:
         self._free_slots = list(range(self._max_running))
         self._ends: list[int] = []
         """Slots freed since the last plan."""
-        self._in_flight: deque[_Launched] = deque()
+        self._in_flight: deque[Launched] = deque()
         self._num_submitted = 0
         self._num_steps = 0
         self._num_preemptions = 0
@@ -186,28 +159,23 @@ class Scheduler:
         """
         if len(self._in_flight) >= self.limits.max_in_flight:
             return None
-        draft = _Draft(self._budget)
+        draft = Draft(self._budget)
         decodes, is_short = self._make_room([s for s in self._running if s.can_decode])
         for sequence in decodes:
-            self._add_decode(draft, sequence)
+            new_blocks = (self._cache.grow(sequence),) if self._cache.lacks_block(sequence) else ()
+            draft.add_decode(sequence, new_blocks)
         for sequence in self._running:
             if draft.budget and sequence.can_prefill:
-                self._add_chunk(draft, sequence)
+                draft.add_chunk(sequence)
         if not is_short:
             self._start_waiting(draft, now_s)
-        if not draft.rows:
+        if draft.is_empty:
             return None
-        plan = StepPlan(
-            self._num_steps,
-            ends=tuple(self._ends),
-            starts=tuple(draft.starts),
-            rows=tuple(draft.rows),
-            num_mask_rows=draft.num_mask_rows,
-        )
+        launched = draft.launch(self._num_steps, self._ends)
         self._num_steps += 1
         self._ends.clear()
-        self._in_flight.append(_Launched(plan, draft.sequences))
-        return plan
+        self._in_flight.append(launched)
+        return launched.plan
 
     def _make_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], bool]:
         """Those of `decodes` that have or can get a block for their next token, and whether any request had to yield."""
@@ -244,45 +212,7 @@ class Scheduler:
         sequence.is_leaving = False
         self._waiting.add(sequence)
 
-    def _add_decode(self, draft: _Draft, sequence: Sequence) -> None:
-        new_blocks = (self._cache.grow(sequence),) if self._cache.lacks_block(sequence) else ()
-        position = sequence.num_scheduled
-        is_known = position < len(sequence.tokens)
-        tokens = (sequence.tokens[position],) if is_known else ()
-        self._add_rows(draft, sequence, 1, tokens, Want.TOKEN, new_blocks)
-
-    def _add_chunk(self, draft: _Draft, sequence: Sequence) -> None:
-        start = sequence.num_scheduled
-        end = min(sequence.num_history, start + draft.budget)
-        want = Want.TOKEN if end == sequence.num_history else Want.NOTHING
-        if sequence.wants_prompt_logprobs and start < sequence.num_prompt:
-            want |= Want.PROMPT_LOGPROBS
-        self._add_rows(draft, sequence, end - start, tuple(sequence.tokens[start:end]), want, ())
-
-    def _add_rows(
-        self,
-        draft: _Draft,
-        sequence: Sequence,
-        num_rows: int,
-        tokens: tuple[int, ...],
-        want: Want,
-        new_blocks: tuple[int, ...],
-    ) -> None:
-        mask_row = -1
-        if want & Want.TOKEN:
-            sequence.num_pending += 1
-            if sequence.sampling.grammar:
-                mask_row = draft.num_mask_rows
-                draft.num_mask_rows += 1
-        draft.rows.append(
-            SlotRows(sequence.slot, sequence.num_scheduled, num_rows, tokens, 0, new_blocks, want, mask_row)
-        )
-        draft.sequences.append(sequence)
-        draft.budget -= num_rows
-        sequence.num_scheduled += num_rows
-        sequence.num_in_flight += 1
-
-    def _start_waiting(self, draft: _Draft, now_s: float) -> None:
+    def _start_waiting(self, draft: Draft, now_s: float) -> None:
         if not (draft.budget and self._free_slots and self._waiting):
             return
         for sequence in list(self._waiting):
@@ -295,10 +225,11 @@ class Scheduler:
                 return  # Nobody overtakes: else a long prompt might wait for ever.
             if outcome is Start.STARTED:
                 self._waiting.remove(sequence)
-                self._bind(draft, sequence, now_s)
-                self._add_chunk(draft, sequence)
+                self._bind(sequence, now_s)
+                draft.add_start(sequence)
+                draft.add_chunk(sequence)
 
-    def _bind(self, draft: _Draft, sequence: Sequence, now_s: float) -> None:
+    def _bind(self, sequence: Sequence, now_s: float) -> None:
         sequence.slot = heappop(self._free_slots)
         sequence.num_history = len(sequence.tokens)
         if not sequence.was_started:
@@ -306,16 +237,6 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed
             sequence.queue_s = now_s - sequence.request.arrival_s
         self._running.append(sequence)
-        draft.starts.append(
-            SlotStart(
-                sequence.slot,
-                tuple(sequence.tokens),
-                sequence.num_prompt,
-                tuple(sequence.blocks),
-                sequence.num_computed,
-                sequence.sampling,
-            )
-        )
 
     # What came of it.
 
@@ -326,10 +247,9 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} committed, step {launched.plan.step} is due")
         by_slot = {slot_result.slot: slot_result for slot_result in result.slots}
         updates: list[Update] = []
-        for rows, sequence in zip(launched.plan.rows, launched.sequences, strict=True):
+        for rows, (sequence, samples) in zip(launched.plan.rows, launched.named, strict=True):
             sequence.num_in_flight -= 1
-            if rows.want & Want.TOKEN:
-                sequence.num_pending -= 1
+            sequence.num_pending -= samples
             if sequence.finish is None:
                 update = self._accept(sequence, rows, by_slot[rows.slot])
                 if update is not None:
@@ -400,7 +320,7 @@ class Scheduler:
         assert sorted(slots + self._free_slots) == list(range(self._max_running)), "a slot is lost or held twice"
         assert len(self._running) + len(self._waiting) == len(self._sequences), "a request is lost"
         for sequence in self._sequences.values():
-            named = sum(sequence in launched.sequences for launched in self._in_flight)
+            named = sum(any(sequence is s for s, _ in launched.named) for launched in self._in_flight)
             assert sequence.num_in_flight == named, "plans in flight are miscounted"
             assert sequence.num_computed <= sequence.num_scheduled, "computed runs ahead of scheduled"
             known = len(sequence.tokens) + sequence.num_pending

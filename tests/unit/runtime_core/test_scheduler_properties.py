@@ -54,7 +54,7 @@ def samplings(draw: st.DrawFn, max_tokens: int) -> SamplingSpec:
         seed=draw(st.integers(0, 2)),
         choice=draw(st.integers(0, 1)),
         min_tokens=draw(st.sampled_from([0, 0, 0, min(3, max_tokens)])),
-        stop_token_ids=draw(st.sampled_from([(), (), (5,)])),
+        stop_token_ids=draw(st.sampled_from([(), (), (), (5,)])),
         logprobs=draw(st.sampled_from([None, None, 0])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
     )
@@ -65,16 +65,16 @@ def arrivals(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
     prefix = draw(st.sampled_from(PREFIXES))
     tail = draw(st.lists(st.integers(1, 3), min_size=0 if prefix else 1, max_size=9))
     prompt = (*prefix, *tail)
-    if draw(st.integers(0, 15)) == 0:
+    if draw(st.integers(0, 15)) == 15:
         prompt = (*prompt, POISON)
     prompt = prompt[:capacity_tokens]
-    max_tokens = draw(st.integers(1, max(1, min(16, capacity_tokens - len(prompt) + 1))))
+    max_tokens = draw(st.integers(1, max(1, min(24, capacity_tokens - len(prompt) + 1))))
     request = Request(
         id=f"r{index}",
         prompt=prompt,
         sampling=draw(samplings(max_tokens)),
         max_tokens=max_tokens,
-        eos=draw(st.sampled_from([frozenset[int](), frozenset[int](), frozenset({7})])),
+        eos=draw(st.sampled_from([frozenset[int](), frozenset[int](), frozenset[int](), frozenset({7})])),
         salt=draw(st.sampled_from([b"", b"", b"a"])),
         group=draw(st.sampled_from(["", "g"])),
         priority=draw(st.sampled_from([0, 0, 0, 1])),
@@ -82,8 +82,8 @@ def arrivals(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
     return Arrival(
         tick=draw(st.integers(0, 12)),
         request=request,
-        abort_after=draw(st.one_of(st.none(), st.none(), st.integers(0, 12))),
-        stop_after=draw(st.one_of(st.none(), st.none(), st.integers(1, 8))),
+        abort_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20))),
+        stop_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(1, 12))),
     )
 
 
@@ -91,9 +91,9 @@ def arrivals(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
 def scenarios(draw: st.DrawFn) -> Scenario:
     block_tokens = draw(st.sampled_from([1, 2, 4]))
     # From "one request at a time, barely" to "never full".
-    capacity_tokens = draw(st.integers(16, 120))
+    capacity_tokens = draw(st.one_of(st.integers(16, 40), st.integers(16, 120)))
     num_blocks = -(-capacity_tokens // block_tokens)
-    num_requests = draw(st.integers(1, 9))
+    num_requests = draw(st.integers(1, 10))
     return Scenario(
         num_blocks=num_blocks,
         block_tokens=block_tokens,

@@ -47,7 +47,11 @@ def make_scheduler(
 
 
 def make_request(
-    request_id: str, prompt: Sequence[int], max_tokens: int, sampling: SamplingSpec = GREEDY, eos: frozenset[int] = frozenset()
+    request_id: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: SamplingSpec = GREEDY,
+    eos: frozenset[int] = frozenset(),
 ) -> Request:
     return Request(id=request_id, prompt=tuple(prompt), sampling=sampling, max_tokens=max_tokens, eos=eos)
 

@@ -1,0 +1,190 @@
+"""Replicas on a real API server: who writes them, and the way to zero, with gateways played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from emberline_contract import names
+from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS
+
+from support.operator_rig import OperatorRig, Raw, condition, eventually, operator_rig
+from support.plane import TestPlane
+
+pytestmark = pytest.mark.cluster
+CHILD = "tiny--default"
+FAST = {"minReplicas": 0, "maxReplicas": 2, "idleAfter": "1s"}
+
+
+@pytest_asyncio.fixture
+async def rig(plane: TestPlane, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorRig]:
+    async with operator_rig(plane, namespace, tmp_path) as rig:
+        await rig.claim()
+        yield rig
+
+
+async def replicas(rig: OperatorRig) -> int:
+    live = await rig.get(DEPLOYMENTS, CHILD)
+    assert live is not None
+    return int(live["spec"]["replicas"])
+
+
+async def becomes(rig: OperatorRig, wanted: int, timeout_s: float = 8.0) -> None:
+    async def read() -> bool:
+        return await replicas(rig) == wanted
+
+    await eventually(read, f"{wanted} replicas", timeout_s)
+
+
+async def awake(rig: OperatorRig, *, scaling: Raw) -> None:
+    """An endpoint that was woken and serves."""
+    await rig.endpoint("tiny", scaling=scaling)
+    await rig.settled("tiny", "ScaledToZero")
+    await rig.deployment("tiny")
+    await rig.scale("tiny", 1)
+    (pod,) = await rig.pods("tiny")
+    await rig.set_pod(pod, ready=True)
+    await rig.settled("tiny", "Serving")
+
+
+async def scaling_is(rig: OperatorRig, status: str, reason: str) -> str:
+    """The message of ScalingActive once it says so."""
+
+    async def read() -> str | None:
+        found = condition(await rig.get(ENDPOINTS, "tiny") or {}, "ScalingActive")
+        return found["message"] if (found.get("status"), found.get("reason")) == (status, reason) else None
+
+    return await eventually(read, f"ScalingActive {status} {reason}")
+
+
+async def test_an_idle_endpoint_goes_to_zero_through_all_gateways(rig: OperatorRig) -> None:
+    seen: list[int] = []
+
+    async def look() -> None:
+        seen.append(await replicas(rig))
+
+    async with rig.gateway(idle_s=100, on_close=look) as first, rig.gateway(idle_s=100) as second, rig.operator():
+        await awake(rig, scaling=FAST)
+        await becomes(rig, 0)
+        await rig.end_pods("tiny")
+        endpoint = await rig.settled("tiny", "ScaledToZero")
+        assert "ready" not in condition(endpoint, "Ready")["message"], "it has served, so nothing is said of never"
+        for gateway in (first, second):
+            close = gateway.closes[-1]
+            assert (close.namespace, close.name, close.region) == (rig.namespace, "tiny", names.DEFAULT_REGION)
+            assert gateway.reopens[-1].epoch == close.epoch, "opened again after the write"
+        assert seen[-1] == 1, "replicas are written only after the close"
+
+
+@pytest.mark.parametrize("scaling", [FAST, {**FAST, "minReplicas": 1, "maxReplicas": 3}], ids=["to zero", "to a floor"])
+async def test_a_busy_gateway_keeps_it_awake(rig: OperatorRig, scaling: Raw) -> None:
+    floor = scaling["minReplicas"]
+    async with rig.gateway(idle_s=100) as calm, rig.gateway(idle_s=100, busy="2 running on an engine") as busy, rig.operator():
+        await awake(rig, scaling=scaling) if not floor else await rig.endpoint("tiny", scaling=scaling)
+        if floor:
+            (pod,) = await rig.pods("tiny")
+            await rig.set_pod(pod, ready=True)
+            await rig.settled("tiny", "Serving")
+            await rig.deployment("tiny")
+            await rig.scale("tiny", 2)
+
+        async def asked_twice() -> bool:
+            return len({close.epoch for close in busy.closes}) >= 2
+
+        await eventually(asked_twice, "two attempts")
+        assert await replicas(rig) == floor + 1
+        epochs = [close.epoch for close in calm.closes]
+        assert epochs == sorted(set(epochs)), "each attempt has a higher epoch"
+        assert {reopen.epoch for reopen in calm.reopens} >= set(epochs[:-1]), "a gateway that had closed is reopened"
+        busy.busy = ""
+        await becomes(rig, floor)
+
+
+async def test_requests_that_are_held_or_recent_keep_it_awake(rig: OperatorRig) -> None:
+    async with rig.gateway(idle_s=0.0) as gateway, rig.operator():
+        gateway.endpoints.append((rig.namespace, "tiny", names.DEFAULT_REGION))
+        await awake(rig, scaling=FAST)
+        await asyncio.sleep(1.5)
+        assert not gateway.closes, "the last request was just now"
+        gateway.idle_s, gateway.held = 100, 1
+        await asyncio.sleep(1.2)
+        assert not gateway.closes, "one is held"
+        endpoint = await rig.get(ENDPOINTS, "tiny")
+        assert endpoint is not None
+        assert endpoint["status"]["scaling"]["lastActiveTime"].endswith(":00Z")
+        gateway.held = 0
+        await becomes(rig, 0)
+
+
+async def test_a_gateway_that_cannot_be_asked_blocks_and_no_gateway_too(rig: OperatorRig) -> None:
+    async with rig.operator():
+        await awake(rig, scaling=FAST)
+        message = await scaling_is(rig, "False", "DemandUnknown")
+        assert "start the Deployment emberline-gateway" in message
+        async with rig.gateway(idle_s=100) as good, rig.gateway("mute", answers=False):
+            message = await scaling_is(rig, "Unknown", "DemandUnknown")
+            assert "mute" in message
+            assert await replicas(rig) == 1
+            assert not good.closes
+        async with rig.gateway(idle_s=100):
+            await becomes(rig, 0)
+        assert await scaling_is(rig, "True", "ScaledToZero")
+
+
+async def test_a_wrong_token_is_no_answer(rig: OperatorRig) -> None:
+    async with rig.gateway("strict", idle_s=100, token="another"), rig.operator():
+        await awake(rig, scaling=FAST)
+        message = await scaling_is(rig, "Unknown", "DemandUnknown")
+        assert "strict: it answered 401" in message
+        assert await replicas(rig) == 1
+
+
+async def test_floor_and_ceiling(rig: OperatorRig) -> None:
+    async with rig.operator():
+        await rig.endpoint("tiny", scaling={"minReplicas": 0, "maxReplicas": 3, "initialReplicas": 1})
+        assert (await rig.deployment("tiny"))["spec"]["replicas"] == 1, "initialReplicas"
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"minReplicas": 2}}})
+        await becomes(rig, 2)
+        await rig.scale("tiny", 0)
+        await becomes(rig, 2)
+        await rig.scale("tiny", 9)
+        await becomes(rig, 3)
+        generation = (await rig.deployment("tiny"))["spec"]["template"]
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"minReplicas": 0, "maxReplicas": 1}}})
+        await becomes(rig, 1)
+        assert (await rig.deployment("tiny"))["spec"]["template"] == generation
+        assert (await rig.deployment("tiny"))["metadata"]["managedFields"]
+
+
+async def test_a_wake_by_the_gateway_is_not_undone_by_a_spec_change(rig: OperatorRig) -> None:
+    async with rig.operator():
+        await awake(rig, scaling={"idleAfter": "1h"})
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"engine": {"maxSequences": 5}}})
+
+        async def rolled() -> bool:
+            live = await rig.deployment("tiny")
+            return bool(live["metadata"]["generation"] >= 3)
+
+        await eventually(rolled, "the new template")
+        assert await replicas(rig) == 1
+
+
+async def test_a_start_is_never_cut_off_but_a_failing_one_is(rig: OperatorRig) -> None:
+    async with rig.gateway(idle_s=100) as gateway, rig.operator():
+        await rig.endpoint("tiny", scaling=FAST)
+        await rig.settled("tiny", "ScaledToZero")
+        await rig.deployment("tiny")
+        await rig.scale("tiny", 1)
+        (pod,) = await rig.pods("tiny")
+        await rig.set_pod(pod, state={"waiting": {"reason": "ContainerCreating"}})
+        await rig.settled("tiny", "Starting")
+        await asyncio.sleep(1.5)
+        assert not gateway.closes
+        waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
+        await rig.set_pod(pod, state={"waiting": waiting})
+        await becomes(rig, 0)
+
+

@@ -46,8 +46,12 @@ async def test_killed_node_leaves_only_what_the_next_one_clears_up(
     # The child leaves its parent's session, so nothing but a sweep can find it.
     text = "setsid sleep 1000 & echo $! > /shared/child; echo $$ > /shared/parent; exec sleep 1000"
     volume = {"name": "shared", "hostPath": {"path": str(tmp_path)}}
-    main = {"command": ["sh", "-c", text], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
-    with subprocess.Popen([sys.executable, "-c", NODE, *arguments]) as first:
+    main = {
+        "command": ["sh", "-c", text],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+        "readinessProbe": {"exec": {"command": ["test", "-s", "/shared/parent"]}, "periodSeconds": 1},
+    }
+    with subprocess.Popen([sys.executable, "-c", NODE, *arguments]) as first:  # noqa: ASYNC220 - starting is quick
         try:
             async with plane.client() as client:
                 node = RunningNode(name, NodeApi(client), tmp_path, namespace)

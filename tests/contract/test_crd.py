@@ -1,0 +1,147 @@
+"""The CRDs as the API server takes them: structural, bounded, described, and the committed files are the generated ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, Field
+
+from emberline_contract import names
+from emberline_contract.crd import all_crds, structural_schema
+from emberline_contract.resources import InferenceEndpointSpec, InferenceRegionSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+CRDS = all_crds()
+# What a structural schema may hold, of that what we use.
+ALLOWED = {
+    "type", "format", "description", "default", "enum", "properties", "required", "items", "additionalProperties",
+    "minimum", "maximum", "minLength", "maxLength", "maxItems", "maxProperties", "pattern", "x-kubernetes-validations",
+    "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+}  # fmt: skip
+
+
+def schema_of(crd: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+
+
+def parts() -> Iterator[tuple[str, dict[str, Any]]]:
+    for crd in CRDS.values():
+        for part in ("spec", "status"):
+            if part in schema_of(crd)["properties"]:
+                yield from nodes(schema_of(crd)["properties"][part], f"{crd['spec']['names']['kind']}.{part}")
+
+
+@pytest.mark.parametrize(("path", "node"), [pytest.param(path, node, id=path) for path, node in parts()])
+def test_a_node_is_structural_and_bounded(path: str, node: dict[str, Any]) -> None:
+    assert node.keys() <= ALLOWED
+    match node["type"]:
+        case "string":
+            assert "maxLength" in node or "enum" in node
+        case "array":
+            assert "maxItems" in node
+            assert node["x-kubernetes-list-type"] in ("atomic", "map")
+        case "object":
+            assert "properties" in node or ("additionalProperties" in node and "maxProperties" in node)
+        case "integer" if ".spec." in path:
+            assert "minimum" in node
+            assert "maximum" in node
+        case kind:
+            assert kind in ("integer", "boolean", "number")
+
+
+@pytest.mark.parametrize(("path", "node"), [pytest.param(path, node, id=path) for path, node in parts()])
+def test_a_field_is_described(path: str, node: dict[str, Any]) -> None:
+    if not path.endswith(("[]", "{}")):
+        assert node["description"].endswith(".")
+
+
+def test_defaults_are_what_the_models_say() -> None:
+    spec = schema_of(CRDS["emberline.dev_inferenceendpoints.yaml"])["properties"]["spec"]
+    defaults = InferenceEndpointSpec.model_validate({"model": {"source": "pvc://models/x"}}).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    del defaults["model"]
+    seen = {
+        name: {
+            field: child["default"]
+            for field, child in spec["properties"][name]["properties"].items()
+            if "default" in child
+        }
+        for name in defaults
+    }
+    # An empty list or map is as good as none, and is left out.
+    expected = {
+        name: {field: value for field, value in fields.items() if value not in ([], {})}
+        for name, fields in defaults.items()
+    }
+    assert {name: {f: v for f, v in fields.items() if v not in ([], {})} for name, fields in seen.items()} == expected
+    # Objects default as well, so that `spec: {model: ...}` is enough; `model` alone must be given.
+    assert spec["required"] == ["model"]
+    assert all(spec["properties"][name]["default"] == seen[name] for name in seen)
+
+
+def test_identity() -> None:
+    assert {crd["metadata"]["name"] for crd in CRDS.values()} == {
+        f"{plural}.{names.GROUP}" for plural in (names.ENDPOINT_PLURAL, names.REGION_PLURAL)
+    }
+    endpoint, region = CRDS.values()
+    assert endpoint["spec"]["scope"] == "Namespaced"
+    assert region["spec"]["scope"] == "Cluster"
+    assert endpoint["spec"]["names"]["shortNames"] == ["iep"]
+    assert endpoint["spec"]["names"]["categories"] == ["inference"]
+    assert endpoint["spec"]["versions"][0]["subresources"] == {"status": {}}
+    columns = [column["name"] for column in endpoint["spec"]["versions"][0]["additionalPrinterColumns"]]
+    assert columns == ["Model", "Ready", "Reason", "Replicas", "Regions", "Precision", "URL", "Age"]
+
+
+def test_rules_name_the_field_that_they_are_about() -> None:
+    messages = [
+        rule["message"]
+        for crd in CRDS.values()
+        for _, node in nodes(schema_of(crd), "")
+        for rule in node.get("x-kubernetes-validations", ())
+    ]
+    assert len(messages) >= 10
+    for message in messages:
+        assert re.match(r"(metadata|model|scaling|serving|rollout)\.\w+ ", message), message
+
+
+def test_columns_point_at_fields_that_exist() -> None:
+    for crd in CRDS.values():
+        known = {path.removeprefix("x") for path, _ in nodes(schema_of(crd), "x")}
+        for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]:
+            path = re.sub(r"\[[^]]*\]", "[]", column["jsonPath"])
+            assert path in known or path == ".metadata.creationTimestamp", column
+
+
+def test_the_committed_files_are_the_generated_ones() -> None:
+    committed = {file.name: yaml.safe_load(file.read_text()) for file in (ROOT / "crds").iterdir()}
+    assert committed == CRDS
+
+
+def test_a_field_of_two_types_is_refused() -> None:
+    class Two(BaseModel):
+        both: int | str = Field(default=1)
+
+    with pytest.raises(ValueError, match="a CRD field must have one type"):
+        structural_schema(Two)
+
+
+def test_the_models_are_the_same_for_a_region() -> None:
+    assert InferenceRegionSpec.model_validate({"nodeSelector": {"a": "b"}}).node_selector == {"a": "b"}

@@ -16,6 +16,7 @@ import yaml
 from emberline_contract import names
 from emberline_local.errors import ClusterError
 from emberline_local.node_api import NodeApi, NodeApiError
+from emberline_local.node_spec import LABEL_NODE_KIND
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, which holds `manifests/`."""
@@ -63,15 +64,22 @@ def make_models_volume(folder: Path) -> list[Object]:
     return [volume, claim]
 
 
-def with_public_url(documents: Iterable[Object], url: str) -> list[Object]:
-    """The documents with the operator's EMBERLINE_PUBLIC_URL set. Raises ClusterError if there is no operator in them."""
+def for_this_machine(documents: Iterable[Object], url: str) -> list[Object]:
+    """The manifests with the operator's EMBERLINE_PUBLIC_URL set, and with all pods on nodes that really run them.
+
+    Raises ClusterError if there is no operator in them.
+    """
     changed = [json.loads(json.dumps(document)) for document in documents]
-    operators = [d for d in changed if d["kind"] == "Deployment" and d["metadata"]["name"] == names.OPERATOR_NAME]
-    if not operators:
+    deployments = [document for document in changed if document["kind"] == "Deployment"]
+    if names.OPERATOR_NAME not in (deployment["metadata"]["name"] for deployment in deployments):
         raise ClusterError(f"the manifests hold no Deployment {names.OPERATOR_NAME}; restore manifests/base")
-    for container in operators[0]["spec"]["template"]["spec"]["containers"]:
-        others = [entry for entry in container.get("env", ()) if entry["name"] != names.ENV_PUBLIC_URL]
-        container["env"] = [*others, {"name": names.ENV_PUBLIC_URL, "value": url}]
+    for deployment in deployments:
+        pod = deployment["spec"]["template"]["spec"]
+        pod["nodeSelector"] = {**pod.get("nodeSelector", {}), LABEL_NODE_KIND: "process"}
+        if deployment["metadata"]["name"] == names.OPERATOR_NAME:
+            for container in pod["containers"]:
+                others = [entry for entry in container.get("env", ()) if entry["name"] != names.ENV_PUBLIC_URL]
+                container["env"] = [*others, {"name": names.ENV_PUBLIC_URL, "value": url}]
     return changed
 
 

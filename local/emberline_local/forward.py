@@ -26,7 +26,7 @@ ANNOTATION_PORT = f"local.{names.GROUP}/port"
 
 Address = tuple[str, int]
 _CONNECT_TIMEOUT_S = 5.0
-_RETRY_S = 0.5
+_BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Forward:
         self._addresses = addresses
 
     async def listen(self, held: socket.socket) -> None:
-        """Starts on a bound socket, which it closes at the end."""
-        self._server = await asyncio.get_running_loop().create_server(self._accepted, sock=held, backlog=1024)
+        """Serves a listening socket, which it closes at the end."""
+        self._server = await asyncio.get_running_loop().create_server(self._accepted, sock=held, backlog=_BACKLOG)
 
     async def close(self) -> None:
         """Stops listening and ends every connection."""
@@ -147,11 +147,12 @@ class Forward:
 
 
 def bind_local(port: int, what: str) -> socket.socket:
-    """A socket on 127.0.0.1 that keeps the port (0: a free one) and refuses connections until it listens."""
+    """A socket that has a port of 127.0.0.1 (0: a free one) to itself; who connects early waits until it is served."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         held.bind(("127.0.0.1", port))
+        held.listen(_BACKLOG)  # merely bound, the port could be had by others as well
     except OSError as error:
         held.close()
         raise ClusterError(
@@ -182,7 +183,7 @@ class Forwards:
         await asyncio.gather(*(forward.close() for forward in self._forwards))
 
     async def add(self, service: ForwardedService, held: socket.socket) -> None:
-        """Forwards a bound socket to a Service."""
+        """Forwards a listening socket to a Service."""
         forward = Forward(service)
         await forward.listen(held)
         self._forwards.append(forward)

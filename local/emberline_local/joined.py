@@ -6,9 +6,13 @@ Either side may end its direction and go on reading; a side that is lost takes t
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 
 from typing_extensions import override
+
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Side(asyncio.Protocol):
@@ -62,8 +66,9 @@ class Side(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Ends the connection now."""
+        """Ends the connection now, with a reset, so that nobody takes what was sent for the whole."""
         if self._transport is not None:
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._transport.abort()
 
     def pause_reading(self) -> None:

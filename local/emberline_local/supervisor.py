@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from emberline_contract import names
 from emberline_contract.crd import all_crds
 from emberline_local.addresses import AddressPool
 from emberline_local.children import MARK, start_ticks, sweep
-from emberline_local.cluster import OVERLAY, Cluster, make_models_volume, with_public_url
+from emberline_local.cluster import OVERLAY, Cluster, for_this_machine, make_models_volume
 from emberline_local.errors import ClusterError, LocalError, PlaneError
 from emberline_local.events import KEEP, Event, EventKind, write_event
 from emberline_local.forward import Forwards, bind_local, make_forward
@@ -37,6 +37,7 @@ from emberline_local.options import ClusterOptions
 from emberline_local.plane import Plane
 from emberline_local.plane_flags import NODE
 from emberline_local.record import ClusterFolder, Phase, Record
+from emberline_local.status_only import StatusOnlyNodes
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,6 @@ _MAX_CONNECTIONS = 10_000
 class Node(Protocol):
     """What runs pods: process nodes and status-only nodes."""
 
-    spec: NodeSpec
     ready: asyncio.Event
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -121,7 +121,7 @@ class Supervisor:
             return
         _step("operator and gateway")
         documents = await cluster.render(self._options.manifests or OVERLAY)
-        documents = with_public_url(documents, self._urls[names.GATEWAY_NAME])
+        documents = for_this_machine(documents, self._urls[names.GATEWAY_NAME])
         models = make_models_volume(self._options.models_dir) if self._options.models_dir else []
         await cluster.apply([*crds, *documents, *models])
         forwards = await stack.enter_async_context(Forwards(api, names.SYSTEM_NAMESPACE))
@@ -137,17 +137,20 @@ class Supervisor:
             await forwards.add(forward, held)
         await cluster.wait_until_available(names.SYSTEM_NAMESPACE, _AVAILABLE_TIMEOUT_S, _detail)
 
-    def _make_nodes(self, stack: AsyncExitStack, api: ApiClient, plane: Plane) -> list[Node]:
+    def _make_nodes(self, stack: AsyncExitStack, api: ApiClient, plane: Plane) -> dict[str, Node]:
         assert plane.ports is not None
         addresses = AddressPool.claim()
         stack.callback(addresses.close)
         server = ApiServerAddress(host="127.0.0.1", port=plane.ports.api)
         # The mark reaches the containers, so that a sweep finds what outlives a killed supervisor.
         marked = [_with_environment(spec, MARK, str(self._folder.path)) for spec in self._options.nodes]
-        return [
-            ProcessNode(spec, api, state_dir=self._folder.path, addresses=addresses, api_server=server)
+        nodes: dict[str, Node] = {
+            spec.name: ProcessNode(spec, api, state_dir=self._folder.path, addresses=addresses, api_server=server)
             for spec in marked
-        ]
+        }
+        if self._options.status_only_nodes:
+            nodes["status-only"] = StatusOnlyNodes(self._options.status_only_nodes, api)
+        return nodes
 
     def _write_record(self, phase: Phase, message: str = "") -> None:
         ticks = start_ticks(os.getpid())
@@ -168,17 +171,17 @@ async def _client(kubeconfig: Path) -> ApiClient:
 
 
 @asynccontextmanager
-async def _serving(nodes: Sequence[Node]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def _serving(nodes: Mapping[str, Node]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Runs nodes, from when they are ready until the end of the context; the tasks end early only by failing."""
     stop = asyncio.Event()
-    running = [asyncio.create_task(node.run(stop), name=f"node {node.spec.name}") for node in nodes]
+    running = [asyncio.create_task(node.run(stop), name=f"node {name}") for name, node in nodes.items()]
     try:
-        ready = asyncio.gather(*(node.ready.wait() for node in nodes))
+        ready = asyncio.gather(*(node.ready.wait() for node in nodes.values()))
         try:
             async with asyncio.timeout(_NODES_READY_TIMEOUT_S):
                 await _unless(running, ready)
         except TimeoutError:
-            late = [node.spec.name for node in nodes if not node.ready.is_set()]
+            late = [name for name, node in nodes.items() if not node.ready.is_set()]
             raise ClusterError(f"nodes {', '.join(late)} were not ready after {_NODES_READY_TIMEOUT_S} s") from None
         yield running
     finally:

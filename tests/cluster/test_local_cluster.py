@@ -104,7 +104,7 @@ def up(localplane: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 
 
 UP = ("up", "--manifests", str(OVERLAY), "--gateway-port", "0", "--audit-log")
-UP += ("--node", "name=eu-1,region=eu,gpu=h100:2", "--node", "name=cpu-1")
+UP += ("--node", "name=eu-1,region=eu,gpu=h100:2", "--node", "name=cpu-1", "--status-only-nodes", "3")
 
 
 def ask(url: str, word: str) -> str:
@@ -120,7 +120,7 @@ def test_a_second_up_finds_it_and_another_wish_is_refused(up: Local) -> None:
     assert "is up" in up.run(*UP)
     assert up.record() == before
     refused = up.run(*UP[:-2], code=1)
-    assert "other options (nodes)" in refused
+    assert "other options (status_only_nodes)" in refused
 
 
 def test_status_names_nodes_pods_and_urls(up: Local) -> None:

@@ -30,7 +30,7 @@ class SamplingSpec:
     choice: int = 0
     """Index among the `n` choices of a request; part of the noise counter."""
     temperature: float = 1.0
-    """0 is greedy; then every filter below is without effect."""
+    """0 (and anything below 1e-5) is greedy; then every filter below is without effect."""
     top_k: int = 0
     """0 and -1 are off."""
     top_p: float = 1.0
@@ -120,6 +120,8 @@ class FaultKind(StrEnum):
 
     NONFINITE = "nonfinite"
     """A logit is not finite."""
+    NO_CANDIDATE = "no_candidate"
+    """Masks (allowed ids, bad words, min_tokens, grammar) leave no token to choose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ async def test_killed_node_leaves_only_what_the_next_one_clears_up(
     name = f"node-{namespace}"
     arguments = [str(plane.kubeconfig), str(plane.api_port), name, str(tmp_path)]
     # The child leaves its parent's session, so nothing but a sweep can find it.
-    text = "setsid sleep 1000 & echo $! > /shared/child; echo $$ > /shared/parent; exec sleep 1000"
+    # In a pod's command, `$$` stands for one `$`.
+    text = "setsid sleep 1000 & echo $! > /shared/child; echo $$$$ > /shared/parent; exec sleep 1000"
     volume = {"name": "shared", "hostPath": {"path": str(tmp_path)}}
     main = {
         "command": ["sh", "-c", text],

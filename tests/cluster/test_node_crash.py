@@ -52,20 +52,22 @@ async def test_killed_node_leaves_only_what_the_next_one_clears_up(
         "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
         "readinessProbe": {"exec": {"command": ["test", "-s", "/shared/parent"]}, "periodSeconds": 1},
     }
-    with subprocess.Popen([sys.executable, "-c", NODE, *arguments]) as first:  # noqa: ASYNC220 - starting is quick
-        try:
-            async with plane.client() as client:
-                node = RunningNode(name, NodeApi(client), tmp_path, namespace)
-                pod = await node.create(node.pod("lives", main, volumes=[volume]))
-                await node.wait(pod, is_ready)
-            parent, child = (int((tmp_path / file).read_text()) for file in ("parent", "child"))
-        finally:
-            first.kill()
-    async with asyncio.timeout(10):
-        while runs(parent):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    assert runs(child), "this is what the next node is for"
+    marks: list[str] = []
     try:
+        with subprocess.Popen([sys.executable, "-c", NODE, *arguments]) as first:  # noqa: ASYNC220 - starting is quick
+            try:
+                async with plane.client() as client:
+                    node = RunningNode(name, NodeApi(client), tmp_path, namespace)
+                    pod = await node.create(node.pod("lives", main, volumes=[volume]))
+                    marks.append(pod["metadata"]["uid"])
+                    await node.wait(pod, is_ready)
+                parent, child = (int((tmp_path / file).read_text()) for file in ("parent", "child"))
+            finally:
+                first.kill()
+        async with asyncio.timeout(10):
+            while runs(parent):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert runs(child), "this is what the next node is for"
         async with running_node(plane, namespace, tmp_path, name=name) as node:
             async with asyncio.timeout(10):
                 while runs(child):  # noqa: ASYNC110
@@ -73,7 +75,7 @@ async def test_killed_node_leaves_only_what_the_next_one_clears_up(
             again = await node.wait(pod, lambda now: is_ready(now) and container(now)["restartCount"] == 1)
             assert again["metadata"]["uid"] == pod["metadata"]["uid"]
     finally:
-        kill_strays([pod["metadata"]["uid"]])
+        kill_strays(marks)
 
 
 def runs(pid: int) -> bool:

@@ -107,6 +107,8 @@ def _invalid(request: Request, limits: ExecutorLimits) -> Refused | None:
             return refuse(field, f"{field} holds token id {wrong}; this model's ids are 0 to {limits.vocab - 1}")
     if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
         return refuse("allowed_token_ids", "allowed_token_ids has 0 entries; give at least 1 or leave it out")
+    if not all(sampling.bad_words):
+        return refuse("bad_words", "bad_words holds a word of 0 tokens; leave it out")
     return None
 
 

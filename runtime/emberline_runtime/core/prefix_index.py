@@ -123,10 +123,6 @@ class PrefixIndex:
         if entry is not None:
             del self._by_key[entry.key]
 
-    def is_registered(self, block: int) -> bool:
-        """Whether a prefix leads to this block."""
-        return block in self._by_block
-
     def check_integrity(self, is_cached: Callable[[int], bool]) -> None:
         """Assert that keys and blocks agree, and that exactly the registered blocks are kept for reuse."""
         assert {entry.block: entry for entry in self._by_key.values()} == self._by_block, (

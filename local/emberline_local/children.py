@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from emberline_local.errors import ClusterError
+
 MARK = "EMBERLINE_LOCAL_STATE"
 """Environment variable of everything that belongs to a cluster; its value is the cluster's state folder."""
 
@@ -119,13 +121,16 @@ def kill_marked(state_dir: Path) -> int:
 def sweep(state_dir: Path, *, deadline_s: float = 10.0, pause_s: float = 0.02) -> int:
     """Ends what still runs of a cluster and waits until it is gone; returns how many processes there were.
 
-    Repeats because a process may fork while it is being looked for. Raises TimeoutError with the ids that stay.
+    Repeats because a process may fork while it is being looked for. Raises ClusterError with the ids that stay.
     """
     killed = kill_marked(state_dir)
     until = time.monotonic() + deadline_s
     while remaining := marked_pids(state_dir):
         if time.monotonic() > until:
-            raise TimeoutError(f"processes {remaining} of {state_dir} do not end after SIGKILL and {deadline_s} s")
+            raise ClusterError(
+                f"processes {remaining} of {state_dir} have not ended {deadline_s:.0f} s after SIGKILL;"
+                " look at what they wait for (`ps -o pid,stat,wchan,args`), then run `down` again"
+            )
         time.sleep(pause_s)
         kill_marked(state_dir)
     return killed

@@ -26,7 +26,7 @@ def up(
     Raises ClusterStateError if another one of that name is up, ClusterError if this one does not come up (its logs
     stay), and on Ctrl-C leaves nothing.
     """
-    with folder.locked():
+    with folder.locked(lambda: show(Event(EventKind.STEP, "waiting for another `up` or `down` of this cluster"))):
         record = folder.read_record()
         if record is not None and record.is_alive and record.phase is Phase.READY:
             _refuse_other(folder, options)

@@ -73,11 +73,11 @@ class Steps:
         if event.kind is EventKind.DETAIL:
             self._status.update(f"{self._step}: {event.text}")
             return
+        now_s = self._clock()
         if self._step is not None:
-            took_s = self._clock() - self._since_s
-            self._console.print(f"[green]✓[/] {self._step} [dim]{took_s:.1f} s[/]", highlight=False)
+            self._console.print(f"[green]✓[/] {self._step} [dim]{now_s - self._since_s:.1f} s[/]", highlight=False)
         self._step = event.text if event.kind is EventKind.STEP else None
-        self._since_s = self._clock()
+        self._since_s = now_s
         self._status.update(self._step or "")
 
 

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -105,8 +105,11 @@ class ClusterFolder:
         return record
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the (made) folder: one `up` or `down` at a time. A crash lets go of it; removing the folder does not."""
+    def locked(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Holds the (made) folder: one `up` or `down` at a time. A crash lets go of it; removing the folder does not.
+
+        `on_wait` is called if another one holds it.
+        """
         while True:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
@@ -114,7 +117,11 @@ class ClusterFolder:
             except FileNotFoundError:
                 continue  # removed in between
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    on_wait()
+                    fcntl.flock(handle, fcntl.LOCK_EX)
                 if not self._is_still(handle):
                     continue  # whoever held it removed the folder
                 yield

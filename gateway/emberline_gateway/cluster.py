@@ -77,7 +77,7 @@ class Cluster:
     async def wake(self, target: Target) -> WakeOutcome:
         """Writes replicas 0 -> 1 with a test in the same patch, so that it can never lower or repeat anything."""
         # The API server leaves a replicas of 0 out of a Scale: only a test for null finds it (one for 0 fails).
-        patch = [
+        patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/spec/replicas", "value": None},
             {"op": "add", "path": "/spec/replicas", "value": 1},
         ]

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from emberline_gateway.callers import Callers, Reviewer
 from emberline_gateway.demand import Demand
 from emberline_gateway.desk import Desks, Tools
 from emberline_gateway.directory import Directory
-from emberline_gateway.exchange import Cause
+from emberline_gateway.exchange import Cause, Exchange
 from emberline_gateway.logs import log
 from emberline_gateway.measures import Measures
 from emberline_gateway.patrol import Patrol
@@ -37,14 +38,27 @@ class Kube(Scaler, Reviewer, Protocol):
 
 
 class Gateway:
-    """Both servers and what they share."""
+    """Both servers, what they share, and what runs beside them."""
 
-    def __init__(self, directory: Directory, proxy: Proxy, public: Server, admin: Server) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        demand: Demand,
+        proxy: Proxy,
+        servers: tuple[Server, Server],
+        beside: Sequence[Callable[[], Coroutine[None, None, None]]],
+    ) -> None:
         self.directory = directory
+        self.demand = demand
         self._proxy = proxy
-        self._public = public
-        self._admin = admin
+        self._public, self._admin = servers
+        self._beside = (*beside, self._public.sweep, self._admin.sweep)
         self._is_stopping = False
+
+    @property
+    def exchanges(self) -> AbstractSet[Exchange]:
+        """Requests that are under way."""
+        return self._proxy.exchanges
 
     def why_not_ready(self) -> str:
         """Empty when requests are welcome."""
@@ -53,15 +67,15 @@ class Gateway:
         return "" if self.directory.is_complete else "reading the cluster"
 
     async def serve(self, public: list[socket.socket], admin: list[socket.socket]) -> None:
-        """Until `stop` has come to its end."""
+        """Until `stop` has come to its end. A failure of what runs beside ends it too: stale knowledge is worse."""
         async with asyncio.TaskGroup() as group:
-            sweeps = [group.create_task(server.sweep()) for server in (self._public, self._admin)]
+            beside = [group.create_task(start()) for start in self._beside]
             admin_server = group.create_task(self._admin.serve(admin))
             await self._public.serve(public)
             self._admin.should_exit = True
             await admin_server
-            for sweep in sweeps:
-                sweep.cancel()
+            for task in beside:
+                task.cancel()
 
     async def stop(self, unready_s: float, grace_s: float) -> None:
         """Not ready first; after `unready_s` no new connections; after `grace_s` the streams that still run get an error."""
@@ -79,7 +93,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(cluster: Kube, grace_s: float) -> AsyncIterator[Gateway]:
-    """Wires everything; the watches and the patrol run inside."""
+    """Wires everything; nothing runs before `serve`."""
     loop = asyncio.get_running_loop()
     clock = loop.time
     measures = Measures()
@@ -88,23 +102,19 @@ async def gateway(cluster: Kube, grace_s: float) -> AsyncIterator[Gateway]:
     desks = Desks(Tools(directory, Load(), measures, clock, loop.call_later, activation.wanted))
     async with make_session() as session:
         proxy = Proxy(directory, desks, session, measures, clock)
+        demand = Demand(directory, desks, session, clock)
         made: Gateway
-        public = make_server(
-            PublicApp(proxy, directory, measures, lambda: made.why_not_ready()), grace_s + LAST_WORDS_S
+        public = PublicApp(proxy, directory, measures, lambda: made.why_not_ready())
+        servers = (
+            make_server(public, grace_s + LAST_WORDS_S),
+            make_server(make_admin(demand, Callers(cluster, clock)), LAST_WORDS_S),
         )
-        admin = make_server(make_admin(Demand(directory, desks, session, clock), Callers(cluster, clock)), LAST_WORDS_S)
-        made = Gateway(directory, proxy, public, admin)
-        async with asyncio.TaskGroup() as group:  # a failure in there ends the process: stale knowledge is worse
-            tasks = [
-                group.create_task(cluster.watch(directory)),
-                group.create_task(Patrol(proxy.exchanges, session, clock).run()),
-            ]
-            try:
-                yield made
-            finally:
-                await activation.stop()
-                for task in tasks:
-                    task.cancel()
+        patrol = Patrol(proxy.exchanges, session, clock)
+        made = Gateway(directory, demand, proxy, servers, (lambda: cluster.watch(directory), patrol.run))
+        try:
+            yield made
+        finally:
+            await activation.stop()
 
 
 def settle_memory() -> None:

@@ -270,7 +270,7 @@ class FakeEngine:
         return web.Response(text="".join(line + "\n" for line in lines))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        call = Call(request.path_qs, {k.lower(): v for k, v in request.headers.items()}, await request.read())
+        call = Call(request.raw_path, {k.lower(): v for k, v in request.headers.items()}, await request.read())
         self.calls.append(call)
         try:
             return await self._answer_call(request, call)

@@ -59,8 +59,8 @@ def test_after_the_operator_was_imported() -> None:
 
 @pytest.mark.parametrize("how", ["python -m pytest", "pytest"])
 def test_tests_in_a_folder_of_that_name(tmp_path: Path, how: str) -> None:
-    folder = tmp_path / "operator"
-    folder.mkdir()
+    folder = tmp_path / "tests" / "unit" / "operator"
+    folder.mkdir(parents=True)
     (folder / "test_it.py").write_text(
         f"def test_it():\n    import operator\n    assert operator.__file__.startswith({str(STDLIB)!r})\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,6 +232,8 @@ class FakeEngine:
     """So many requests are cut before any byte."""
     num_running: int = 0
     has_metrics: bool = True
+    metrics_handler: Callable[[web.Request], Awaitable[web.Response]] | None = None
+    """Answers /metrics instead."""
     gate: asyncio.Event | None = None
     """If set, answers wait for it after the first chunk."""
     calls: list[Call] = field(default_factory=list)
@@ -260,7 +262,9 @@ class FakeEngine:
             await asyncio.sleep(30)
         return web.json_response({})
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if self.metrics_handler is not None:
+            return await self.metrics_handler(request)
         if not self.has_metrics:
             return web.Response(status=500)
         lines = (

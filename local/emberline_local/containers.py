@@ -58,6 +58,16 @@ class PodPlace:
     pod_dir: Path
     session: aiohttp.ClientSession
     back_off: BackOffRule
+    grace_s: float
+    """What a container gets to end by itself when a probe has failed for good."""
+
+
+@dataclass(frozen=True)
+class _Unhealthy:
+    """A probe says that the container must be started again."""
+
+    reason: str
+    grace_s: float
 
 
 class ContainerRunner:
@@ -128,10 +138,9 @@ class ContainerRunner:
         try:
             await asyncio.wait({process.exited, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if not process.has_exited:
-                reason = watcher.result()
-                log.warning("container %s of pod %s is killed: %s", self.view.name, self._place.name, reason)
-                grace_s = self._spec.get("terminationGracePeriodSeconds", 30)
-                deadline_s = time.monotonic() + grace_s
+                found: _Unhealthy = watcher.result()
+                log.warning("container %s of pod %s is killed: %s", self.view.name, self._place.name, found.reason)
+                deadline_s = time.monotonic() + found.grace_s
                 await self._end(process, lambda: deadline_s, with_hook=True)
             return await self._ended(process)
         finally:
@@ -196,13 +205,13 @@ class ContainerRunner:
         process.kill()
         await asyncio.wait({process.exited})
 
-    async def _probe(self, process: ContainerProcess) -> str:
-        """Ask the probes; returns with the reason when the container has to be killed."""
+    async def _probe(self, process: ContainerProcess) -> _Unhealthy:
+        """Ask the probes; returns when the container has to be killed, or once it has ended."""
         startup, readiness, liveness = (self._spec.get(f"{kind}Probe") for kind in ("startup", "readiness", "liveness"))
         if startup:
             verdict, why = await self._ask(process, startup, is_eager=True, until=_DECIDED)
             if verdict is not Verdict.SUCCESS:
-                return f"startup probe failed: {why}"
+                return self._unhealthy(f"startup probe failed: {why}", startup)
             self.show(self.view.state, is_started=True, is_ready=not readiness)
 
         def follow_readiness(verdict: Verdict) -> None:
@@ -221,7 +230,10 @@ class ContainerRunner:
         finally:
             for task in tasks:
                 task.cancel()
-        return f"liveness probe failed: {reasons[0]}" if reasons else "it has ended"
+        return self._unhealthy(f"liveness probe failed: {reasons[0]}" if reasons else "it has ended", liveness or {})
+
+    def _unhealthy(self, reason: str, probe: Mapping[str, Any]) -> _Unhealthy:
+        return _Unhealthy(reason, probe.get("terminationGracePeriodSeconds", self._place.grace_s))
 
     async def _ask(
         self,

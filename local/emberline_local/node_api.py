@@ -131,9 +131,22 @@ def pod_path(pod: Object) -> str:
 
 async def delete_finally(api: NodeApi, pod: Object) -> None:
     """Remove a pod whose processes are gone; one that is gone already, or replaced by a namesake, is fine."""
-    body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+    uid = pod["metadata"]["uid"]
     try:
-        await api.request("DELETE", pod_path(pod), body=body)
+        await api.request("DELETE", pod_path(pod), body={"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
     except NodeApiError as error:
-        if error.status not in (404, 409):
-            raise
+        if error.status == 404:
+            return
+        if error.status == 409 and await _is_replaced(api, pod):
+            return
+        raise
+
+
+async def _is_replaced(api: NodeApi, pod: Object) -> bool:
+    try:
+        found = await api.request("GET", pod_path(pod))
+    except NodeApiError as error:
+        if error.status == 404:
+            return True
+        raise
+    return bool(found["metadata"]["uid"] != pod["metadata"]["uid"])

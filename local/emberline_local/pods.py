@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 HOST_ADDRESS = "127.0.0.1"
 _RETRY_S = 1.0
+_LEAST_RETRY_S = 0.1
 _MOST_RETRY_S = 8.0
 _GONE_GRACE_S = 2.0
 
@@ -70,6 +71,7 @@ class PodRunner:
             pod_dir=self._dir,
             session=host.session,
             back_off=host.back_off,
+            grace_s=spec.get("terminationGracePeriodSeconds", 30),
         )
         self._inits = [self._container(container, is_init=True) for container in spec.get("initContainers", ())]
         self._containers = [self._container(container, is_init=False) for container in spec["containers"]]
@@ -185,7 +187,7 @@ class PodRunner:
             except (ContainerConfigError, OSError) as error:
                 for container in (*self._inits, *self._containers):
                     container.show(Waiting("CreateContainerConfigError", str(error)))
-            await asyncio.sleep(min(_RETRY_S * 2**num_tries, _MOST_RETRY_S))
+            await asyncio.sleep(min(_LEAST_RETRY_S * 2**num_tries, _MOST_RETRY_S))
 
     async def _read_sources(self) -> None:
         self._sources = await read_sources(
@@ -259,7 +261,7 @@ class PodRunner:
             try:
                 await self._write_status()
             except NodeApiError as error:
-                if error.status in (404, 409):
+                if error.status == 404:
                     return
                 log.warning("status of pod %s: %s", self._place.name, error)
                 await asyncio.sleep(_RETRY_S)
@@ -277,8 +279,10 @@ class PodRunner:
         status = make_status(self.pod, view, self._status, timestamp())
         if status == self._status:
             return
-        # The uid keeps a namesake that was created meanwhile from getting this pod's status.
-        body = {"metadata": {"uid": self._place.uid}, "status": status}
+        # The uid keeps a namesake that was created meanwhile from getting this pod's status. A strategic merge would
+        # add these addresses to those of an earlier run of the node.
+        replaced = {key: [*status[key], {"$patch": "replace"}] for key in ("podIPs", "hostIPs")}
+        body = {"metadata": {"uid": self._place.uid}, "status": {**status, **replaced}}
         await self._host.api.request("PATCH", f"{pod_path(self.pod)}/status", body=body, content_type=STRATEGIC_MERGE)
         self._status = status
 

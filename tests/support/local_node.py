@@ -126,10 +126,15 @@ def waiting_reason(pod: dict[str, Any]) -> str:
 
 @asynccontextmanager
 async def running_node(
-    plane: TestPlane, namespace: str, state_dir: Path, *, name: str, **options: Any
+    plane: TestPlane, namespace: str, state_dir: Path, *, name: str, num_taken: int = 0, **options: Any
 ) -> AsyncIterator[RunningNode]:
-    """A process node of that name, with restarts that back off by 0.2 s and more; gone with its Node at the end."""
+    """A process node of that name, with restarts that back off by 0.2 s and more; gone with its Node at the end.
+
+    `num_taken` pod addresses are somebody else's.
+    """
     pool = AddressPool.claim()
+    for _ in range(num_taken):
+        pool.take()
     stop = asyncio.Event()
     async with plane.client() as client:
         api = NodeApi(client)

@@ -35,6 +35,7 @@ class PodState:
     template_hash: str
     """Hash of the template that it was made from."""
     region: str
+    created: datetime
     ready_since: datetime | None
     """When it became Ready; None while it is not."""
     terminating: bool = False
@@ -137,6 +138,7 @@ def read_pod(pod: Json) -> PodState:
         name=metadata["name"],
         template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
         region=metadata.get("labels", {}).get(names.LABEL_REGION, ""),
+        created=time_of(metadata["creationTimestamp"]),
         ready_since=time_of(ready["lastTransitionTime"]) if is_ready else None,
         terminating="deletionTimestamp" in metadata,
         unschedulable=scheduled.get("message", "no node fits")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from emberline_contract import names
 from emberline_contract.engine_config import EngineConfig
 from emberline_operator.cluster.kinds import CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, SERVICES
-
 from support.operator_rig import (
     OperatorRig,
     condition,
@@ -57,7 +57,11 @@ async def test_a_sleeping_endpoint_gets_its_objects_and_is_ready(rig: OperatorRi
         assert owns_replicas(live, names.SCALE_MANAGER)
         assert "finalizers" not in live["metadata"]
         (owner,) = live["metadata"]["ownerReferences"]
-        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (endpoint["metadata"]["uid"], True, True)
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
+            endpoint["metadata"]["uid"],
+            True,
+            True,
+        )
         (volume,) = [v for v in live["spec"]["template"]["spec"]["volumes"] if v["name"] == "config"]
         config = await rig.get(CONFIGMAPS, volume["configMap"]["name"])
         assert config is not None
@@ -109,7 +113,9 @@ async def test_a_restart_and_a_resync_write_nothing(rig: OperatorRig) -> None:
 async def test_a_b_a_changes_the_configuration_and_back(rig: OperatorRig) -> None:
     async def template_and_maps() -> tuple[dict, set[str]]:
         live = await rig.deployment("tiny")
-        return live["spec"]["template"], {o["metadata"]["name"] for o in await rig.list(CONFIGMAPS, names.LABEL_ENDPOINT)}
+        return live["spec"]["template"], {
+            o["metadata"]["name"] for o in await rig.list(CONFIGMAPS, names.LABEL_ENDPOINT)
+        }
 
     async def changed_to(value: int) -> tuple[dict, set[str]]:
         before, _ = await template_and_maps()
@@ -222,7 +228,9 @@ asyncio.run(run(Settings(Install("emberline/runtime:dev"), kubeconfig=Path(sys.a
 """
 
 
-async def test_a_sleeping_endpoint_starts_no_pod_when_the_operator_dies_between_the_two_applies(rig: OperatorRig) -> None:
+async def test_a_sleeping_endpoint_starts_no_pod_when_the_operator_dies_between_the_two_applies(
+    rig: OperatorRig,
+) -> None:
     await rig.endpoint("tiny")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KILLED, str(rig.settings.kubeconfig), env={**os.environ}, stderr=asyncio.subprocess.PIPE

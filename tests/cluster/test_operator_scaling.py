@@ -8,10 +8,22 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from emberline_contract import names
-from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS
 
-from support.operator_rig import OperatorRig, Raw, condition, eventually, operator_rig
+from emberline_contract import names
+from emberline_operator.cluster.caches import Caches
+from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS
+from emberline_operator.cluster.writes import Writer
+from emberline_operator.errors import ConflictError
+from emberline_operator.snapshot import Ref
+from support.operator_rig import (
+    OperatorRig,
+    Raw,
+    condition,
+    eventually,
+    operator_rig,
+    owns_replicas,
+    writes_of_operator,
+)
 from support.plane import TestPlane
 
 pytestmark = pytest.mark.cluster
@@ -32,7 +44,7 @@ async def replicas(rig: OperatorRig) -> int:
     return int(live["spec"]["replicas"])
 
 
-async def becomes(rig: OperatorRig, wanted: int, timeout_s: float = 8.0) -> None:
+async def becomes(rig: OperatorRig, wanted: int, timeout_s: float = 20.0) -> None:
     async def read() -> bool:
         return await replicas(rig) == wanted
 
@@ -77,12 +89,36 @@ async def test_an_idle_endpoint_goes_to_zero_through_all_gateways(rig: OperatorR
             assert (close.namespace, close.name, close.region) == (rig.namespace, "tiny", names.DEFAULT_REGION)
             assert gateway.reopens[-1].epoch == close.epoch, "opened again after the write"
         assert seen[-1] == 1, "replicas are written only after the close"
+        live = await rig.deployment("tiny")
+        assert owns_replicas(live, names.SCALE_MANAGER), "at zero the field still has an owner"
+        assert not owns_replicas(live, names.OPERATOR_MANAGER)
+    writes = writes_of_operator(rig.plane, rig.namespace)
+    assert writes.count("patch deployments/") == 3, "create, hand over, let go; nothing more for a wake and a sleep"
+
+
+async def test_a_write_of_replicas_that_comes_too_late_is_refused(rig: OperatorRig) -> None:
+    """What another has written since the decision stands."""
+    async with rig.operator():
+        await rig.endpoint("tiny", scaling=FAST)
+        await rig.settled("tiny", "ScaledToZero")
+        seen = await rig.deployment("tiny")
+    await rig.scale("tiny", 1)
+    caches = Caches()
+    writer = Writer(rig.admin, caches, lambda kind, verb: None)
+    decision = {"replicas": 0, "uid": seen["metadata"]["uid"], "resource_version": seen["metadata"]["resourceVersion"]}
+    with pytest.raises(ConflictError, match="modified"):
+        await writer.scale(rig.namespace, Ref("Deployment", CHILD), **decision)
+    assert await replicas(rig) == 1
 
 
 @pytest.mark.parametrize("scaling", [FAST, {**FAST, "minReplicas": 1, "maxReplicas": 3}], ids=["to zero", "to a floor"])
 async def test_a_busy_gateway_keeps_it_awake(rig: OperatorRig, scaling: Raw) -> None:
     floor = scaling["minReplicas"]
-    async with rig.gateway(idle_s=100) as calm, rig.gateway(idle_s=100, busy="2 running on an engine") as busy, rig.operator():
+    async with (
+        rig.gateway(idle_s=100) as calm,
+        rig.gateway(idle_s=100, busy="2 running on an engine") as busy,
+        rig.operator(),
+    ):
         await awake(rig, scaling=scaling) if not floor else await rig.endpoint("tiny", scaling=scaling)
         if floor:
             (pod,) = await rig.pods("tiny")
@@ -174,17 +210,15 @@ async def test_a_wake_by_the_gateway_is_not_undone_by_a_spec_change(rig: Operato
 
 async def test_a_start_is_never_cut_off_but_a_failing_one_is(rig: OperatorRig) -> None:
     async with rig.gateway(idle_s=100) as gateway, rig.operator():
-        await rig.endpoint("tiny", scaling=FAST)
+        await rig.endpoint("tiny", scaling={**FAST, "idleAfter": "2s"})
         await rig.settled("tiny", "ScaledToZero")
         await rig.deployment("tiny")
         await rig.scale("tiny", 1)
         (pod,) = await rig.pods("tiny")
         await rig.set_pod(pod, state={"waiting": {"reason": "ContainerCreating"}})
         await rig.settled("tiny", "Starting")
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.2)
         assert not gateway.closes
         waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
         await rig.set_pod(pod, state={"waiting": waiting})
         await becomes(rig, 0)
-
-

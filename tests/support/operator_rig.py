@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import yaml
 from aiohttp import web
+
 from emberline_contract import http, names
 from emberline_contract.http import CloseAnswer, CloseRequest, CloseState, DemandAnswer, EndpointDemand
 from emberline_operator import main
@@ -26,7 +27,6 @@ from emberline_operator.cluster.api import APPLY, Api
 from emberline_operator.cluster.kinds import CLAIMS, CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS, SERVICES, Kind
 from emberline_operator.errors import NotFoundError
 from emberline_operator.settings import Install, Settings
-
 from support.plane import TestPlane
 
 Raw = dict[str, Any]
@@ -38,7 +38,7 @@ VOLUMES = "/api/v1/persistentvolumes"
 _octets = itertools.count(11)
 
 
-async def eventually(read: Callable[[], Awaitable[T | None]], what: str, timeout_s: float = 8.0) -> T:
+async def eventually(read: Callable[[], Awaitable[T | None]], what: str, timeout_s: float = 20.0) -> T:
     """The first true thing that `read` gives."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -100,6 +100,8 @@ class PlayedGateway:
 
     name: str
     address: str
+    namespace: str
+    """What is asked about other namespaces (what earlier tests left) is answered and not recorded."""
     idle_s: float = 0.0
     held: int = 0
     busy: str = ""
@@ -139,6 +141,8 @@ class PlayedGateway:
     async def _close(self, request: web.Request) -> web.Response:
         self._check(request)
         close = CloseRequest.model_validate_json(await request.text())
+        if close.namespace != self.namespace:
+            return web.json_response(text=CloseAnswer(state=CloseState.BUSY, epoch=close.epoch).model_dump_json())
         self.requests.append(close)
         if close.reopen:
             state = CloseState.OPEN
@@ -255,7 +259,7 @@ class OperatorRig:
                 found[f"{kind.kind}/{obj['metadata']['name']}"] = obj["metadata"]["resourceVersion"]
         return found
 
-    async def settled(self, name: str, reason: str, timeout_s: float = 8.0) -> Raw:
+    async def settled(self, name: str, reason: str, timeout_s: float = 20.0) -> Raw:
         """The endpoint once its Ready condition has that reason at its newest generation and nothing is rolled out."""
 
         async def read() -> Raw | None:
@@ -336,7 +340,9 @@ class OperatorRig:
     @asynccontextmanager
     async def gateway(self, name: str = "", *, answers: bool = True, **state: Any) -> AsyncIterator[PlayedGateway]:
         """A gateway's pod; with `answers`, its admin port too."""
-        played = PlayedGateway(name or f"played-gateway-{next(_octets)}", f"127.0.77.{next(_octets)}", **state)
+        played = PlayedGateway(
+            name or f"played-gateway-{next(_octets)}", f"127.0.77.{next(_octets)}", self.namespace, **state
+        )
         runner = web.AppRunner(played.app(), access_log=None)
         await runner.setup()
         if answers:
@@ -414,6 +420,8 @@ async def operator_rig(plane: TestPlane, namespace: str, folder: Path) -> AsyncI
     try:
         rig = OperatorRig(plane, admin, namespace, settings)
         yield rig
+        # Later operators of the same session shall find nothing of this test.
+        await admin.request("DELETE", ENDPOINTS.path(namespace))
         for volume in rig.volumes:
             await admin.request("DELETE", f"{VOLUMES}/{volume}")
     finally:

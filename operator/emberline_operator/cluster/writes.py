@@ -56,19 +56,18 @@ class Writer:
         self._caches[ENDPOINTS].put(written)
 
     async def scale(self, namespace: str, ref: Ref, *, replicas: int, uid: str, resource_version: str) -> None:
-        """Update a Deployment's scale. Raises ConflictError if the Deployment has changed."""
+        """Write a Deployment's scale. Raises ConflictError if the Deployment has changed.
+
+        An apply, not an update: an update to 0 leaves the field without any owner, since a Scale omits a zero.
+        """
         metadata = {"name": ref.name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version}
         self._on_write(ref.kind, "scale")
         await self._api.request(
-            "PUT",
+            "PATCH",
             BY_KIND[ref.kind].path(namespace, ref.name, "scale"),
-            body={
-                "apiVersion": "autoscaling/v1",
-                "kind": "Scale",
-                "metadata": metadata,
-                "spec": {"replicas": replicas},
-            },
-            query=[("fieldManager", names.SCALE_MANAGER)],
+            body={"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata, "spec": {"replicas": replicas}},
+            query=[("fieldManager", names.SCALE_MANAGER), ("force", "true")],
+            content_type=APPLY,
         )
 
     async def delete(self, namespace: str, ref: Ref, *, uid: str) -> None:

@@ -13,7 +13,7 @@ from emberline_operator.placement import Placement, Unplaced, place
 from emberline_operator.plan.actions import Action, Apply, Ask, Belonging, Plan, Scale, Sleep
 from emberline_operator.plan.children import find, is_ours, is_template_new, make_desired, plan_children, sort_out
 from emberline_operator.plan.idle import Idleness, judge_idleness
-from emberline_operator.plan.readiness import find_trouble, ready_since
+from emberline_operator.plan.readiness import awake_since
 from emberline_operator.plan.replicas import clamp, replicas_of, scale_to
 from emberline_operator.plan.status import Findings, make_status
 from emberline_operator.plan.weights import judge_claim
@@ -89,8 +89,7 @@ def _with_scaling(found: Findings, accepted: Accepted, children: tuple[Action, .
         idleness = judge_idleness(
             found.seen.demand,
             idle_after_s=scaling.idle_after_s,
-            ready_since=ready_since(found.seen.pods),
-            is_failing=find_trouble(found.seen.pods, live) is not None,
+            awake_since=awake_since(found.seen.pods, live),
             now=now,
         )
         found = replace(found, idleness=idleness)

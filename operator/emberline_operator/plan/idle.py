@@ -32,14 +32,8 @@ class Idleness:
     """When a gateway last saw a request, as far as known."""
 
 
-def judge_idleness(
-    demand: Demand, *, idle_after_s: float, ready_since: datetime | None, is_failing: bool, now: datetime
-) -> Idleness:
-    """Judge an endpoint that is awake.
-
-    `ready_since` is when its first engine that still is became ready, None while there is none. A start that makes progress
-    is never cut off; one that fails (`is_failing`) counts like an engine that has been ready long enough.
-    """
+def judge_idleness(demand: Demand, *, idle_after_s: float, awake_since: datetime | None, now: datetime) -> Idleness:
+    """Judge an endpoint that is awake since then, None while it makes progress in starting: a start is never cut off."""
     last_active = _last_active(demand, now)
     if not demand.views and not demand.silent:
         message = (
@@ -55,11 +49,9 @@ def judge_idleness(
         return Idleness(is_idle=False, check_in_s=UNKNOWN_POLL_S, unknown=message, last_active=last_active)
     if any(view.unfinished for view in demand.views):
         return Idleness(is_idle=False, check_in_s=_bounded(idle_after_s), last_active=last_active)
-    if ready_since is None and not is_failing:
+    if awake_since is None:
         return Idleness(is_idle=False, check_in_s=POLL_S, last_active=last_active)
-    quiet_s = min(view.idle_s for view in demand.views)
-    if ready_since is not None:
-        quiet_s = min(quiet_s, (now - ready_since).total_seconds())
+    quiet_s = min((now - awake_since).total_seconds(), *(view.idle_s for view in demand.views))
     left_s = idle_after_s - quiet_s
     return Idleness(is_idle=left_s <= 0, check_in_s=_bounded(left_s), last_active=last_active)
 

@@ -11,7 +11,7 @@ from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.plan.conditions import Truth, Verdict
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.weights import WeightsState
-from emberline_operator.snapshot import Json, PodState
+from emberline_operator.snapshot import Json, PodState, time_of
 
 NEVER_READY: Final = "No engine has been ready at this generation yet."
 
@@ -39,9 +39,18 @@ def find_trouble(pods: Sequence[PodState], deployment: Json | None) -> Trouble |
     return None
 
 
-def ready_since(pods: Sequence[PodState]) -> datetime | None:
-    """Since when the endpoint can answer: the oldest engine that is routable; None if there is none."""
-    return min((pod.ready_since for pod in pods if pod.ready_since and not pod.terminating), default=None)
+def awake_since(pods: Sequence[PodState], deployment: Json) -> datetime | None:
+    """Since when the endpoint has been up, for its time of idling: since its oldest routable engine became ready.
+
+    A start that fails counts from its first pod on, so that it is given up some time. None while a start makes progress.
+    """
+    alive = [pod for pod in pods if not pod.terminating]
+    ready = [pod.ready_since for pod in alive if pod.ready_since is not None]
+    if ready:
+        return min(ready)
+    if find_trouble(alive, deployment) is None:
+        return None
+    return min((pod.created for pod in alive), default=time_of(deployment["metadata"]["creationTimestamp"]))
 
 
 def judge_ready(

@@ -140,6 +140,7 @@ class ContainerRunner:
             if not process.has_exited:
                 found: _Unhealthy = watcher.result()
                 log.warning("container %s of pod %s is killed: %s", self.view.name, self._place.name, found.reason)
+                self.show(self.view.state, is_ready=False)
                 deadline_s = time.monotonic() + found.grace_s
                 await self._end(process, lambda: deadline_s, with_hook=True)
             return await self._ended(process)

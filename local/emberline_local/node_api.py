@@ -51,9 +51,9 @@ class NodeApi:
             text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise NodeApiError(0, f"{method} {path}: {type(error).__name__}: {error}") from error
-        answer: Object = json.loads(text) if text else {}
         if response.status >= 400:
-            raise NodeApiError(response.status, answer.get("message", f"{method} {path}"))
+            raise NodeApiError(response.status, f"{method} {path}: {_message(text)}")
+        answer: Object = json.loads(text)
         return answer
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[tuple[str, Object]]:
@@ -121,6 +121,14 @@ class NodeApi:
             return await self._client.call_api(*serialized, _request_timeout=timeout_s)
         except ApiException as error:
             raise NodeApiError(error.status or 0, str(error.reason)) from error
+
+
+def _message(text: bytes) -> str:
+    """What a refusal says: a Status object's message, or, of an API server that is only starting, plain text."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200].decode(errors="replace")
 
 
 def pod_path(pod: Object) -> str:

@@ -21,7 +21,7 @@ from emberline_local.containers import ContainerPlan, ContainerRunner, PodPlace,
 from emberline_local.environment import ContainerConfigError, make_environment
 from emberline_local.images import LocalImage, UnknownImageError, find_image
 from emberline_local.node_api import STRATEGIC_MERGE, NodeApi, NodeApiError, Object, delete_finally, pod_path
-from emberline_local.pod_status import CREATING, INITIALIZING, PodView, Waiting, is_initialized, make_status
+from emberline_local.pod_status import CREATING, INITIALIZING, PodView, Waiting, make_status
 from emberline_local.process_pod import kill_strays
 from emberline_local.restarts import BackOffRule
 from emberline_local.sources import Sources, needed_sources, read_sources
@@ -161,10 +161,10 @@ class PodRunner:
                 if code != 0:
                     self._end_run()
                     return
-                for waiting in self._containers:
-                    if is_initialized([other.view for other in self._inits]):
-                        waiting.show(CREATING)
-            await asyncio.gather(*(container.run(self._plans[container.view.name]) for container in self._containers))
+            async with asyncio.TaskGroup() as group:
+                for container in self._containers:
+                    container.show(CREATING)
+                    group.create_task(container.run(self._plans[container.view.name]))
             self._end_run()
         finally:
             refreshing.cancel()

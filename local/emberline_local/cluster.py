@@ -27,6 +27,10 @@ MODELS_CLAIM = "models"
 
 Object = dict[str, Any]
 _POLL_S = 0.2
+_CANNOT_START = ("ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError", "CreateContainerError")
+_NUM_CRASHES = 3
+_PATIENCE_S = 5.0
+"""What a pod needs may come a moment after it, such as its namespace's `kube-root-ca.crt`."""
 _FIRST_KINDS = ("Namespace", "CustomResourceDefinition")
 
 
@@ -117,6 +121,15 @@ def pod_troubles(pods: Iterable[Object]) -> list[str]:
     return found
 
 
+def is_hopeless(pod: Object) -> bool:
+    """Whether waiting for the pod is in vain: it crashes again and again, or cannot be started as it is written."""
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        reason = container.get("state", {}).get("waiting", {}).get("reason")
+        if reason in _CANNOT_START or (reason == "CrashLoopBackOff" and container["restartCount"] >= _NUM_CRASHES):
+            return True
+    return False
+
+
 class Cluster:
     """A running control plane, as its administrator acts on it."""
 
@@ -143,19 +156,27 @@ class Cluster:
 
     async def wait_until_available(self, namespace: str, timeout_s: float, report: Callable[[str], None]) -> None:
         """Returns when every Deployment of the namespace is available. Raises ClusterError with what is in the way."""
-        path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+        deployments, pods = f"/apis/apps/v1/namespaces/{namespace}/deployments", f"/api/v1/namespaces/{namespace}/pods"
+        loop = asyncio.get_running_loop()
         told: list[str] = []
+        hopeful_at_s = loop.time()
         try:
             async with asyncio.timeout(timeout_s):
-                while waiting := unavailable(await self._list(path)):
+                while waiting := unavailable(await self._list(deployments)):
                     if waiting != told:
                         told = waiting
                         report(", ".join(waiting))
+                    hopeless = [pod for pod in await self._list(pods) if is_hopeless(pod)]
+                    if not hopeless:
+                        hopeful_at_s = loop.time()
+                    elif loop.time() > hopeful_at_s + _PATIENCE_S:
+                        raise ClusterError("\n".join(["a pod does not start:", *pod_troubles(hopeless)]))
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            troubles = pod_troubles(await self._list(f"/api/v1/namespaces/{namespace}/pods"))
             raise ClusterError(
-                f"after {timeout_s:.0f} s not available: {', '.join(told)}\n" + "\n".join(troubles)
+                "\n".join(
+                    [f"after {timeout_s:.0f} s not available: {', '.join(told)}", *pod_troubles(await self._list(pods))]
+                )
             ) from None
 
     async def _list(self, path: str) -> list[Object]:

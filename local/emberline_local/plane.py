@@ -140,10 +140,14 @@ class Plane:
         """Ends the programs; safe to call again, and after a failed start."""
         clients = [self._children.pop(n) for n in ("kube-scheduler", "kube-controller-manager") if n in self._children]
         await asyncio.gather(*(child.stop(self._stop_grace_s) for child in clients))
-        # All at once would leave the API server waiting for an etcd that is gone.
-        for name in ("kube-apiserver", "etcd"):
+        # All at once would leave the API server waiting for an etcd that is gone; as it would be if etcd crashed.
+        has_etcd = "etcd" in self._children and not self._children["etcd"].has_ended
+        for name, grace_s in (
+            ("kube-apiserver", self._stop_grace_s if has_etcd else 0.0),
+            ("etcd", self._stop_grace_s),
+        ):
             if name in self._children:
-                await self._children.pop(name).stop(self._stop_grace_s)
+                await self._children.pop(name).stop(grace_s)
 
     async def wait_until_one_ends(self) -> str:
         """Returns when a program of the started plane has ended, with a sentence that says which and its last words."""

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from emberline_local.cluster import for_this_machine, in_order, make_models_volume, pod_troubles, unavailable
+from emberline_local.cluster import (
+    for_this_machine,
+    in_order,
+    is_hopeless,
+    make_models_volume,
+    pod_troubles,
+    unavailable,
+)
 from emberline_local.errors import ClusterError
 
 
@@ -110,3 +117,19 @@ def test_troubles_of_pods_are_told_in_their_own_words() -> None:
         "b: 0/1 nodes are available",
         "d/c: Error",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "num_restarts", "expected"),
+    [
+        ("ErrImagePull", 0, True),
+        ("CreateContainerConfigError", 0, True),
+        ("CrashLoopBackOff", 3, True),
+        ("CrashLoopBackOff", 1, False),
+        ("ContainerCreating", 0, False),
+        (None, 5, False),
+    ],
+)
+def test_waiting_ends_where_it_is_in_vain(reason: str | None, num_restarts: int, expected: bool) -> None:
+    state = {"waiting": {"reason": reason}} if reason else {"running": {}}
+    assert is_hopeless({"status": {"containerStatuses": [{"state": state, "restartCount": num_restarts}]}}) is expected

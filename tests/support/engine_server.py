@@ -16,7 +16,7 @@ import aiohttp
 from emberline_contract.engine_config import EngineConfig
 from emberline_runtime.cli import listen
 from emberline_runtime.core.step import StepPlan, StepResult
-from emberline_runtime.executors.base import Executor, ModelFolder
+from emberline_runtime.executors.base import Executor, ExecutorLost, ModelFolder
 from emberline_runtime.executors.oracle import OracleExecutor
 from emberline_runtime.executors.registry import Selection
 from emberline_runtime.server.process import EngineProcess
@@ -48,16 +48,12 @@ class GatedOracle(OracleExecutor):
 
 
 class LosingOracle(OracleExecutor):
-    """An oracle that is lost when a step holds `last_word`'s token."""
+    """An oracle whose device goes away when a test says so."""
 
-    def __init__(self, lost_at_step: int) -> None:
-        super().__init__()
-        self._lost_at_step = lost_at_step
+    is_lost = False
 
     def launch(self, plan: StepPlan) -> None:
-        if plan.step == self._lost_at_step:
-            from emberline_runtime.executors.base import ExecutorLost
-
+        if self.is_lost:
             raise ExecutorLost("the device is gone")
         super().launch(plan)
 
@@ -70,6 +66,8 @@ class EngineServer:
     process: EngineProcess
     http: aiohttp.ClientSession
     serving: asyncio.Task[int]
+    aborted: list[str]
+    """Requests that the engine was told to abort."""
 
     async def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
         """Status and parsed body."""
@@ -114,7 +112,7 @@ async def serving(
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     try:
         async with aiohttp.ClientSession(connector=connector) as http:
-            server = EngineServer(f"http://127.0.0.1:{port}", process, http, task)
+            server = EngineServer(f"http://127.0.0.1:{port}", process, http, task, _spy_on_aborts(process))
             if ready:
                 await server.until(lambda: process.engine.is_ready or task.done())
             yield server
@@ -125,6 +123,18 @@ async def serving(
         process.stop()
         await asyncio.wait({task}, timeout=10)
         listener.close()
+
+
+def _spy_on_aborts(process: EngineProcess) -> list[str]:
+    aborted: list[str] = []
+    abort = process.engine.abort
+
+    def spy(request_id: str) -> None:
+        aborted.append(request_id)
+        abort(request_id)
+
+    process.engine.abort = spy  # type: ignore[method-assign]
+    return aborted
 
 
 def sse_events(text: str) -> list[str]:

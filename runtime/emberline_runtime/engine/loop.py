@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections import deque
 from collections.abc import Callable
@@ -77,39 +78,50 @@ class EngineLoop:
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
         self._stopping = False
+        self._output = Output()
+        self._has_news = False
 
     def run(self) -> None:
         """Step until told to stop. Sleeps while there is nothing to do."""
         while not self._stopping:
-            output = Output()
-            self._obey(output)
+            self._obey()
             self._launch()
+            # What the commands led to need not wait for the step that is now computed.
+            self._flush()
             if self._in_flight:
                 plan = self._in_flight.popleft()
-                output.updates += self._scheduler.commit(self._executor.collect())
-                output.num_step_tokens = sum(rows.num_rows for rows in plan.rows)
-            output.stats = self._scheduler.stats()
-            output.time_s = self._clock()
-            self._publish(output)
+                self._output.updates += self._scheduler.commit(self._executor.collect())
+                self._output.num_step_tokens = sum(rows.num_rows for rows in plan.rows)
+                self._has_news = True
+                self._flush()
 
-    def _obey(self, output: Output) -> None:
+    def _flush(self) -> None:
+        if not self._has_news:
+            return
+        output, self._output, self._has_news = self._output, Output(), False
+        output.stats = self._scheduler.stats()
+        output.time_s = self._clock()
+        self._publish(output)
+
+    def _obey(self) -> None:
         """Take all commands that are there; wait for one if there is nothing else to do."""
         if not self._in_flight and not self._scheduler.has_work:
-            self._obey_one(self._inbox.get(), output)
+            self._obey_one(self._inbox.get())
         while True:
             try:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            self._obey_one(command, output)
+            self._obey_one(command)
 
-    def _obey_one(self, command: Command, output: Output) -> None:
+    def _obey_one(self, command: Command) -> None:
+        self._has_news = True
         update: Update | None = None
         match command:
             case Submit(request):
                 refused = self._scheduler.submit(request)
                 if refused is not None:
-                    output.refusals.append((request.id, refused))
+                    self._output.refusals.append((request.id, refused))
             case Abort(request_id):
                 update = self._scheduler.abort(request_id)
             case Finish(request_id, num_tokens):
@@ -117,7 +129,7 @@ class EngineLoop:
             case Stop():
                 self._stopping = True
         if update is not None:
-            output.updates.append(update)
+            self._output.updates.append(update)
 
     def _launch(self) -> None:
         """Keep the executor fed with as many plans as it takes."""
@@ -130,11 +142,5 @@ class EngineLoop:
             self._in_flight.append(plan)
         if not self._in_flight and self._scheduler.has_work and not self._stopping:
             # Nothing can run although something waits. The next command may change that; the heartbeat tells if none does.
-            self._wait_for_command()
-
-    def _wait_for_command(self) -> None:
-        try:
-            command = self._inbox.get(timeout=STALLED_RETRY_S)
-        except queue.Empty:
-            return
-        self._inbox.put(command)
+            with contextlib.suppress(queue.Empty):
+                self._obey_one(self._inbox.get(timeout=STALLED_RETRY_S))

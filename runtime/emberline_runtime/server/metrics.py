@@ -31,6 +31,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = (model_name, "0")
         self._stats = _ZERO
+        self.num_steps = 0
+        """Steps committed."""
         self._running = self._gauge(names.NUM_REQUESTS_RUNNING, "Requests that the engine computes.")
         self._waiting = self._gauge(names.NUM_REQUESTS_WAITING, "Requests in the engine's queue.")
         self._kv_usage = self._gauge(names.KV_CACHE_USAGE, "Part of the KV cache that requests hold, 0 to 1.")
@@ -84,6 +86,7 @@ class Metrics:
             self._prefix_hits.inc(stats.num_prefix_hit_tokens - self._stats.num_prefix_hit_tokens)
             self._stats = stats
         if output.num_step_tokens:
+            self.num_steps += 1
             self._step_tokens.observe(output.num_step_tokens)
 
     def on_tokens(self, choice: Choice, num_tokens: int, time_s: float) -> None:

@@ -47,6 +47,7 @@ def make_pages(directory: Directory, measures: Measures, why_not_ready: Readines
     """Models, health and metrics."""
     pages = FastAPI(title="Emberline gateway", docs_url=None, redoc_url=None, openapi_url=None)
     pages.add_exception_handler(StarletteHTTPException, _openai_error)
+    _add_health(pages, why_not_ready)
 
     @pages.get(http.MODELS)
     async def models() -> dict[str, Any]:
@@ -70,21 +71,25 @@ def make_pages(directory: Directory, measures: Measures, why_not_ready: Readines
         except UnknownModelError as error:
             raise HTTPException(404, str(error)) from error
 
-    @pages.get(http.HEALTH)
-    @pages.get(http.LIVE)
-    async def live() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @pages.get(http.READY)
-    async def ready() -> Response:
-        reason = why_not_ready()
-        return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
-
     @pages.get(http.METRICS)
     async def metrics() -> Response:
         return PlainTextResponse(measures.text(), media_type=CONTENT_TYPE_LATEST)
 
     return pages
+
+
+def _add_health(app: FastAPI, why_not_ready: Readiness) -> None:
+    """On both ports: probes use the operator's, which clients cannot fill."""
+
+    @app.get(http.HEALTH)
+    @app.get(http.LIVE)
+    async def live() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get(http.READY)
+    async def ready() -> Response:
+        reason = why_not_ready()
+        return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
 
 
 def _endpoint(directory: Directory, namespace: str, name: str) -> Endpoint:
@@ -109,11 +114,12 @@ def _card(endpoint: Endpoint, name: str) -> dict[str, Any]:
     }
 
 
-def make_admin(demand: Demand, callers: Callers) -> FastAPI:
+def make_admin(demand: Demand, callers: Callers, why_not_ready: Readiness) -> FastAPI:
     """The operator's port."""
     admin = FastAPI(title="Emberline gateway, admin", docs_url=None, redoc_url=None, openapi_url=None)
     admin.add_exception_handler(StarletteHTTPException, _openai_error)
     admin.add_exception_handler(RequestValidationError, _invalid)
+    _add_health(admin, why_not_ready)
 
     async def is_allowed(authorization: Annotated[str | None, Header()] = None) -> None:
         try:

@@ -342,6 +342,8 @@ class Directory:
                 yield read(raw)
             except UnreadableError as error:
                 self._on_unreadable(str(error))
+            except (KeyError, TypeError) as error:  # one strange object must not stop the gateway for all others
+                self._on_unreadable(f"{raw.get('kind', 'object')} {raw.get('metadata', {}).get('name')}: {error!r}")
 
     def _tell(self, targets: Iterable[Target]) -> None:
         for target in targets:

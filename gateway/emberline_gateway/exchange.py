@@ -33,6 +33,7 @@ class Exchange:
         self.request_id = request_id
         self.arrival = arrival
         self.arrived_s = now_s
+        self.num_body_bytes = 0
         self.is_stream = False
         self.endpoint: Endpoint | None = None
         self.pod: Pod | None = None

@@ -104,11 +104,13 @@ async def gateway(cluster: Kube, grace_s: float) -> AsyncIterator[Gateway]:
         proxy = Proxy(directory, desks, session, measures, clock)
         demand = Demand(directory, desks, session, clock)
         made: Gateway
-        public = PublicApp(proxy, directory, measures, lambda: made.why_not_ready())
-        servers = (
-            make_server(public, grace_s + LAST_WORDS_S),
-            make_server(make_admin(demand, Callers(cluster, clock)), LAST_WORDS_S),
-        )
+
+        def why_not_ready() -> str:
+            return made.why_not_ready()
+
+        public = PublicApp(proxy, directory, measures, why_not_ready)
+        admin = make_admin(demand, Callers(cluster, clock), why_not_ready)
+        servers = (make_server(public, grace_s + LAST_WORDS_S), make_server(admin, LAST_WORDS_S))
         patrol = Patrol(proxy.exchanges, session, clock)
         made = Gateway(directory, demand, proxy, servers, (lambda: cluster.watch(directory), patrol.run))
         try:

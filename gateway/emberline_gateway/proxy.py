@@ -31,6 +31,8 @@ from emberline_gateway.question import Question, Route, read_question
 CONNECT_TIMEOUT_S: Final = 2.0
 BODY_SILENCE_S: Final = 30.0
 """A client that sends nothing more of its body for so long is answered 408."""
+MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+"""All request bodies together that are kept at a time, for engines that are to get them once more or later."""
 MAX_WHOLE_BYTES: Final = 8 * 1024 * 1024
 """Answers that are no streams are gathered up to here, so that an engine that dies can still be answered 502."""
 _SMALL_BODY_BYTES: Final = 1_000_000
@@ -88,6 +90,7 @@ class Proxy:
         self._measures = measures
         self._clock = clock
         self._num_arrived = 0
+        self._num_buffered_bytes = 0
         self.exchanges: set[Exchange] = set()
         """Those that are not over."""
 
@@ -104,6 +107,7 @@ class Proxy:
         except asyncio.CancelledError:
             await self._interrupted(exchange)
         finally:
+            self._num_buffered_bytes -= exchange.num_body_bytes
             self.exchanges.discard(exchange)
             self._account(exchange)
 
@@ -113,7 +117,7 @@ class Proxy:
         try:
             if scope["method"] != "POST":
                 raise RefusalError(405, ErrorType.BAD_REQUEST, f"{route.path} takes POST, not {scope['method']}")
-            body = await _read_body(given, receive)
+            body = await self._read_body(exchange, given, receive)
             watcher = asyncio.get_running_loop().create_task(_watch(receive, exchange))
             question = read_question(body)
             exchange.is_stream = question.is_stream
@@ -124,6 +128,33 @@ class Proxy:
         finally:
             if watcher is not None:
                 watcher.cancel()
+
+    async def _read_body(self, exchange: Exchange, given: Headers, receive: Receive) -> bytes:
+        """Raises RefusalError for a body that is too long, before it has been read if the client says so."""
+        length = headers.header(given, b"content-length")
+        if length is not None and int(length) > MAX_BODY_BYTES:
+            raise answers.too_large(int(length))
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(BODY_SILENCE_S) as silence:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGoneError
+                    part: bytes = message.get("body", b"")
+                    exchange.num_body_bytes += len(part)
+                    self._num_buffered_bytes += len(part)
+                    if exchange.num_body_bytes > MAX_BODY_BYTES:
+                        raise answers.too_large(None)
+                    if self._num_buffered_bytes > MAX_BUFFERED_BYTES:
+                        raise answers.unavailable("the gateway keeps as many request bodies as it can; try again later")
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+                    silence.reschedule(asyncio.get_running_loop().time() + BODY_SILENCE_S)
+        except TimeoutError as error:
+            message_text = f"nothing more of the body came for {BODY_SILENCE_S:g} s"
+            raise RefusalError(408, ErrorType.TIMEOUT, message_text) from error
 
     async def _interrupted(self, exchange: Exchange) -> None:
         cause = exchange.cause
@@ -206,7 +237,7 @@ class Proxy:
                     raise answers.unavailable(timeout_message(endpoint, desk.wait()))
                 if now_s >= beat_s:
                     await exchange.beat(desk.wait(), now_s)
-                    beat_s += endpoint.heartbeat_s
+                    beat_s = self._clock() + endpoint.heartbeat_s
                 await asyncio.wait((held.waiter,), timeout=max(0.0, min(beat_s, deadline_s) - self._clock()))
                 now_s = self._clock()
             pod = held.waiter.result()
@@ -311,32 +342,6 @@ class _ClientGoneError(Exception):
 
 def _new_id() -> str:
     return secrets.token_hex(16)
-
-
-async def _read_body(given: Headers, receive: Receive) -> bytes:
-    """Raises RefusalError for a body that is too long, before it has been read if the client says so."""
-    length = headers.header(given, b"content-length")
-    if length is not None and int(length) > MAX_BODY_BYTES:
-        raise answers.too_large(int(length))
-    parts: list[bytes] = []
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(BODY_SILENCE_S) as silence:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise _ClientGoneError
-                part: bytes = message.get("body", b"")
-                num_bytes += len(part)
-                if num_bytes > MAX_BODY_BYTES:
-                    raise answers.too_large(None)
-                parts.append(part)
-                if not message.get("more_body"):
-                    return b"".join(parts)
-                silence.reschedule(asyncio.get_running_loop().time() + BODY_SILENCE_S)
-    except TimeoutError as error:
-        message_text = f"nothing more of the body came for {BODY_SILENCE_S:g} s"
-        raise RefusalError(408, ErrorType.TIMEOUT, message_text) from error
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:

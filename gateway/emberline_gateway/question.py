@@ -9,6 +9,7 @@ from typing import Final
 from emberline_contract import http
 from emberline_gateway.answers import bad_request
 
+MAX_MODEL_LENGTH: Final = 256
 _PATHS: Final = (http.CHAT_COMPLETIONS, http.COMPLETIONS)
 
 
@@ -57,4 +58,6 @@ def read_question(body: bytes) -> Question:
     model = parsed.get("model")
     if model is not None and not isinstance(model, str):
         raise bad_request("model must be a string", param="model")
+    if model is not None and len(model) > MAX_MODEL_LENGTH:
+        raise bad_request(f"model has {len(model)} characters; names have at most {MAX_MODEL_LENGTH}", param="model")
     return Question(model, parsed.get("stream") is True)

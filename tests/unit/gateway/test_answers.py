@@ -157,7 +157,10 @@ def test_reads_two_fields(body: bytes, question: Question) -> None:
     assert read_question(body) == question
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xff", b'{"model": 3}', b"[" * 100_000, b"1" * 5_000])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"\xff\xff", b'{"model": 3}', b'{"model": "%s"}' % (b"m" * 257), b"[" * 100_000, b"1" * 5_000],
+)
 def test_refuses_what_no_engine_could_read(body: bytes) -> None:
     with pytest.raises(RefusalError) as refused:
         read_question(body)

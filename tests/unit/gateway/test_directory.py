@@ -105,6 +105,10 @@ def test_a_pod_without_labels_is_unreadable() -> None:
     said: list[str] = []
     Directory(said.append).pod_sink.put(raw)
     assert len(said) == 1
+    strange = make_pod()
+    strange["status"]["conditions"] = [{}]
+    Directory(said.append).pod_sink.put(strange)
+    assert said[1].endswith("KeyError('type')")
 
 
 def test_reads_an_endpoint_of_a_newer_version() -> None:

@@ -15,7 +15,7 @@ import pytest
 from yarl import URL
 
 from emberline_contract import http
-from emberline_gateway import patrol
+from emberline_gateway import patrol, proxy
 from emberline_gateway.directory import Target
 from support.gateway import (
     ANSWER,
@@ -140,6 +140,19 @@ async def test_a_large_body_passes_and_a_larger_one_does_not() -> None:
         async with at.http.post(at.url, data=endless()) as response:
             assert response.status == 413
         assert len(at.engine.calls) == 1
+
+
+async def test_bodies_are_bounded_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "MAX_BUFFERED_BYTES", 150_000)
+    async with rig(asleep=True) as at:
+        held = asyncio.create_task(at.raw(pad="x" * 100_000))
+        await eventually(lambda: at.held() == 1)
+        status, body = await at.raw(pad="x" * 100_000)
+        assert (status, json.loads(body)["error"]["type"]) == (503, "ServiceUnavailableError")
+        at.cluster.put_pod(make_pod(url=at.engine.url))
+        assert (await held)[0] == 200
+        for _ in range(3):  # what has ended counts no more
+            assert (await at.raw(pad="x" * 100_000))[0] == 200
 
 
 async def test_request_ids_are_kept_or_made_and_echoed() -> None:

@@ -62,6 +62,8 @@ async def test_models_lists_what_is_known_asleep_or_not(running: Running) -> Non
             assert (status, body["error"]["type"]) == (404, "NotFoundError")
         for path in ("/health", "/live", "/ready"):
             assert (await get(path))[0] == 200
+            async with session.get(running.admin_url + path) as response:
+                assert response.status == 200
         for path in ("/docs", "/openapi.json"):
             assert (await get(path))[0] == 404
 

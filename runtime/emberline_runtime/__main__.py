@@ -2,6 +2,8 @@
 
 import sys
 
-from emberline_runtime.cli import main
+from emberline_runtime.cli import main, prepare_process
 
-sys.exit(main())
+if __name__ == "__main__":
+    prepare_process()
+    sys.exit(main())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -73,6 +74,8 @@ class EngineProcess:
             draw_seed=lambda: secrets.randbits(64),
             draw_id=lambda: uuid.uuid4().hex,
         )
+        self.is_stopped = False
+        """After `serve`: the engine thread has ended."""
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
@@ -108,11 +111,10 @@ class EngineProcess:
             starting.cancel()
             server.should_exit = True
             await serving
-            stopped = await asyncio.to_thread(self.engine.stop, JOIN_S)
+            # A load cannot be interrupted; nothing is lost with it either.
+            self.is_stopped = await asyncio.to_thread(self.engine.stop, JOIN_S if self.engine.limits else 0.0)
             self._workers.shutdown(wait=False, cancel_futures=True)
-        if not stopped:
-            logger.error("the engine thread did not end", extra={"details": {"waited_s": JOIN_S}})
-        return EXIT_LOST if is_failed or not stopped else EXIT_CLEAN
+        return EXIT_LOST if is_failed else EXIT_CLEAN
 
     async def _start(self) -> None:
         """Load executor and tokenizer side by side, then take requests."""
@@ -187,15 +189,20 @@ def run_process(
 ) -> int:
     """The program: serve on `listener` until SIGTERM or SIGINT; returns the exit code."""
 
-    async def main() -> int:
+    async def main() -> tuple[int, bool]:
         process = EngineProcess(config, selection, log_requests=log_requests, started_s=started_s)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, process.stop)
-        return await process.serve(listener)
+        return await process.serve(listener), process.is_stopped
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+        code, is_stopped = runner.run(main())
+    if not is_stopped:
+        # A thread inside native code would be torn down under its feet by the interpreter's own end.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _now() -> datetime:

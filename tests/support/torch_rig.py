@@ -71,8 +71,9 @@ def step(executor: Executor, scheduler: Scheduler, told: dict[str, list[int]]) -
 
 
 def end_slots(executor: Executor, scheduler: Scheduler) -> None:
-    """Tell the executor of slots that the scheduler freed since its last plan, so that another scheduler may follow."""
+    """Tell the executor now of slots that the scheduler freed since its last plan, so that another scheduler may follow."""
     executor.launch(StepPlan(-1, ends=tuple(scheduler._ends)))
+    scheduler._ends.clear()
     executor.sample(-1)
     executor.collect()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from emberline_runtime.core.sampling import GREEDY_BELOW
 from emberline_runtime.core.step import SamplingSpec
 
 FEATURES = frozenset({"min_p"})
@@ -37,7 +38,7 @@ class Draw:
 def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """The token of each row of fp32 `logits`; rows that are not finite give a meaningless one."""
     tokens = logits.argmax(-1)
-    random = [row for row, draw in enumerate(draws) if draw.spec.temperature > 0]
+    random = [row for row, draw in enumerate(draws) if draw.spec.temperature >= GREEDY_BELOW]
     if random:
         at = torch.tensor(random, device=logits.device)
         tokens[at] = _draw(logits[at], [draws[row] for row in random])

@@ -129,10 +129,13 @@ class Cluster:
 async def connected() -> AsyncIterator[Cluster]:
     """A connection with the pod's own account, or the kubeconfig's where there is no pod."""
     configuration = client.Configuration()
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        config.load_incluster_config(configuration)
-    else:
-        await config.load_kube_config(client_configuration=configuration)
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(configuration)
+        else:
+            await config.load_kube_config(client_configuration=configuration)
+    except config.ConfigException as error:
+        raise ClusterError(f"no API server to talk to, neither a pod's account nor a kubeconfig: {error}") from error
     async with client.ApiClient(configuration) as api:
         yield Cluster(api)
 

@@ -12,6 +12,7 @@ import uvloop
 
 from emberline_contract import names
 from emberline_gateway import logs, server
+from emberline_gateway.activation import ClusterError
 from emberline_gateway.cluster import connected
 from emberline_gateway.gateway import gateway, settle_memory
 
@@ -52,5 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     logs.set_up(options.log_level)
     server.raise_descriptor_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(options))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(options))
+    except (server.ListenError, ClusterError) as error:
+        raise SystemExit(str(error)) from error

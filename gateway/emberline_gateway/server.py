@@ -28,6 +28,10 @@ _DEAD_PEER_MS: Final = 60_000
 _SPARE_DESCRIPTORS: Final = 256
 
 
+class ListenError(Exception):
+    """The address or port cannot be had."""
+
+
 class BoundedHeadersProtocol(HttpToolsProtocol):
     """Answers 431 beyond MAX_HEADER_BYTES; `overdue` says when a connection has had its time."""
 
@@ -183,7 +187,7 @@ def listen(host: str, port: int, num_listeners: int = NUM_LISTENERS) -> list[soc
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.settimeout(0)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise ListenError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return [listener, *(listener.dup() for _ in range(num_listeners - 1))]

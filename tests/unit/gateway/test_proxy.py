@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 import aiohttp
@@ -44,8 +45,12 @@ class Rig:
         self.engine = engines[0]
         self.running = running
         self.url = running.url + http.CHAT_COMPLETIONS
-        self.api: openai.AsyncOpenAI
         self.http: aiohttp.ClientSession
+
+    @cached_property
+    def api(self) -> openai.AsyncOpenAI:
+        """Made when asked for: each one reads all certificates there are."""
+        return openai.AsyncOpenAI(base_url=self.running.url + "/v1", api_key="none", max_retries=0)
 
     async def ask(self, **fields: Any) -> str:
         answer = await self.api.chat.completions.create(**{**CHAT, **fields})
@@ -90,10 +95,11 @@ async def rig(
         await eventually(lambda: running.gateway.directory.is_complete)
         made = Rig(cluster, started, running)
         made.http = await stack.enter_async_context(aiohttp.ClientSession())
-        made.api = await stack.enter_async_context(
-            openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
-        )
-        yield made
+        try:
+            yield made
+        finally:
+            if "api" in made.__dict__:
+                await made.api.close()
 
 
 # Passing through

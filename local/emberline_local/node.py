@@ -70,7 +70,6 @@ class ProcessNode:
             "KUBERNETES_SERVICE_HOST": api_server.host,
             "KUBERNETES_SERVICE_PORT": str(api_server.port),
             "KUBERNETES_SERVICE_PORT_HTTPS": str(api_server.port),
-            **spec.pod_environment,
         }
         self._images = local_images() if images is None else images
         self._back_off = back_off or BackOffRule()
@@ -98,6 +97,7 @@ class ProcessNode:
                 addresses=self._addresses,
                 images=self._images,
                 environment=self._environment,
+                environment_of=self.spec.environment_of,
                 session=session,
                 back_off=self._back_off,
                 refresh_s=self._refresh_s,

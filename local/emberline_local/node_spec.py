@@ -18,7 +18,7 @@ LABEL_NODE_KIND = f"{names.GROUP}/local-node"
 class PretendedGpus:
     """GPUs that are not there: labels and capacity as NVIDIA's device plugin and GPU feature discovery publish them.
 
-    Every pod of such a node gets the oracle executor, which loads for `load_s` and streams a token each `step_s`.
+    A container that asks for them gets the oracle executor, which loads for `load_s` and streams a token each `step_s`.
     """
 
     product: str = "NVIDIA-H100-80GB-HBM3"
@@ -65,10 +65,10 @@ class NodeSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment of every container of the node; the container's own variables win."""
 
-    @property
-    def pod_environment(self) -> dict[str, str]:
-        """What the node adds to the environment of its containers."""
-        return {**(self.gpus.environment if self.gpus else {}), **self.environment}
+    def environment_of(self, container: Mapping[str, Any]) -> dict[str, str]:
+        """What the node adds to a container's environment: to one that asks for GPUs, that they are pretended."""
+        asks_for_gpus = names.GPU_RESOURCE in container.get("resources", {}).get("limits", {})
+        return {**(self.gpus.environment if self.gpus and asks_for_gpus else {}), **self.environment}
 
 
 def make_node(spec: NodeSpec, *, kind: str, address: str) -> dict[str, Any]:

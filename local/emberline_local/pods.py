@@ -8,7 +8,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class PodHost:
     addresses: AddressPool
     images: Mapping[str, LocalImage]
     environment: Mapping[str, str]
+    environment_of: Callable[[Mapping[str, Any]], Mapping[str, str]]
+    """What it adds for one container."""
     session: aiohttp.ClientSession
     back_off: BackOffRule
     refresh_s: float
@@ -222,6 +224,7 @@ class PodRunner:
             "HOME": "/tmp",  # noqa: S108 - of the container, which may have a volume there
             **image.environment,
             **self._host.environment,
+            **self._host.environment_of(container),
         }
         pod = self._pod_with_address()
         environment = make_environment(pod, container, self._sources, base)

@@ -52,7 +52,8 @@ def test_pretended_gpus_look_like_gpu_feature_discovery() -> None:
     assert labels["topology.kubernetes.io/zone"] == "a"
     assert labels["pool"] == "x"
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
-    assert spec.pod_environment == {
+    assert spec.environment_of({"name": "no GPU asked for"}) == {"E": "1"}
+    assert spec.environment_of({"resources": {"limits": {"nvidia.com/gpu": "1"}}}) == {
         "EMBERLINE_EXECUTOR": "oracle",
         "EMBERLINE_ORACLE_LOAD_S": "2",
         "EMBERLINE_ORACLE_STEP_S": "0.03",

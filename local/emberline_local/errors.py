@@ -6,7 +6,11 @@ LocalError
 ├── PlaneError            a program of the control plane ended or did not become ready
 ├── OptionError           a word on the command line cannot be used
 ├── ClusterError          the cluster's own objects could not be applied or did not become ready
-└── ClusterStateError     the named cluster is not in the state that the command needs
+├── ClusterStateError     the named cluster is not in the state that the command needs
+└── ModelError            the model to try things with cannot be made
+    ├── ModelMissingError     its package is not installed
+    ├── ModelSourceError      its file is damaged, or holds what the conversion does not know
+    └── ModelCacheError       its folder cannot be written
 """
 
 from __future__ import annotations
@@ -38,3 +42,19 @@ class ClusterError(LocalError):
 
 class ClusterStateError(LocalError):
     """The named cluster is not in the state that the command needs."""
+
+
+class ModelError(LocalError):
+    """The model to try things with cannot be made."""
+
+
+class ModelMissingError(ModelError):
+    """The package that carries the model is not installed."""
+
+
+class ModelSourceError(ModelError):
+    """The model's file is damaged, or holds what the conversion does not know."""
+
+
+class ModelCacheError(ModelError):
+    """The model's folder cannot be written."""

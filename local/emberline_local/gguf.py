@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emberline_local.errors import ModelSourceError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,10 +31,6 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-class GgufError(Exception):
-    """The file is not what this reader knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,9 @@ class GgufFile:
         try:
             self.metadata, self.tensors = self._read_header()
         except (struct.error, UnicodeDecodeError) as error:
-            raise GgufError(f"{path} ends or is damaged at byte {self._at} of {len(self._map)}: {error}") from error
+            raise ModelSourceError(
+                f"{path} ends or is damaged at byte {self._at} of {len(self._map)}: {error}"
+            ) from error
 
     def tensor(self, name: str) -> Floats:
         """The tensor's values as fp32, in its shape."""
@@ -121,7 +121,7 @@ class GgufFile:
         storage = STORAGE[info.kind]
         num_bytes = prod(info.shape) // storage.block_values * storage.block_bytes
         if info.offset + num_bytes > len(self._map):
-            raise GgufError(
+            raise ModelSourceError(
                 f"{self.path}: tensor {name} needs bytes up to {info.offset + num_bytes}, the file has {len(self._map)};"
                 " it is incomplete"
             )
@@ -131,11 +131,11 @@ class GgufFile:
     def _read_header(self) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
         magic = self._map[:4]
         if magic != _MAGIC:
-            raise GgufError(f"{self.path} begins with {magic!r}, not with {_MAGIC!r}: it is no GGUF file")
+            raise ModelSourceError(f"{self.path} begins with {magic!r}, not with {_MAGIC!r}: it is no GGUF file")
         self._at = 4
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise GgufError(f"{self.path} has GGUF version {version}; versions {_VERSIONS} can be read")
+            raise ModelSourceError(f"{self.path} has GGUF version {version}; versions {_VERSIONS} can be read")
         num_tensors, num_entries = int(self._scalar("Q")), int(self._scalar("Q"))
         metadata = {self._string(): self._value(int(self._scalar("I"))) for _ in range(num_entries)}
         infos = [self._tensor_info() for _ in range(num_tensors)]
@@ -153,9 +153,9 @@ class GgufFile:
         kind, offset = int(self._scalar("I")), int(self._scalar("Q"))
         if kind not in STORAGE:
             known = ", ".join(storage.name for storage in STORAGE.values())
-            raise GgufError(f"{self.path}: tensor {name} has storage type {kind}; {known} can be read")
+            raise ModelSourceError(f"{self.path}: tensor {name} has storage type {kind}; {known} can be read")
         if shape[-1] % STORAGE[kind].block_values:
-            raise GgufError(
+            raise ModelSourceError(
                 f"{self.path}: tensor {name} has rows of {shape[-1]} values in blocks of {STORAGE[kind].block_values}"
             )
         return TensorInfo(name, shape, kind, offset)
@@ -170,7 +170,7 @@ class GgufFile:
         length = int(self._scalar("Q"))
         raw = self._map[self._at : self._at + length]
         if len(raw) != length:
-            raise GgufError(f"{self.path} ends inside a string of {length} bytes at byte {self._at}")
+            raise ModelSourceError(f"{self.path} ends inside a string of {length} bytes at byte {self._at}")
         self._at += length
         return raw.decode()
 
@@ -182,4 +182,4 @@ class GgufFile:
         if kind == _ARRAY:
             element, length = int(self._scalar("I")), int(self._scalar("Q"))
             return [self._value(element) for _ in range(length)]
-        raise GgufError(f"{self.path}: metadata value of unknown type {kind} at byte {self._at}")
+        raise ModelSourceError(f"{self.path}: metadata value of unknown type {kind} at byte {self._at}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from emberline_local.errors import ModelSourceError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,34 +26,30 @@ _BLOCK_TENSORS = {
 _TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-class UnsupportedModelError(Exception):
-    """The GGUF file describes something that this conversion does not know."""
-
-
 def _number(metadata: Mapping[str, Value], key: str) -> int | float:
     value = metadata.get(key)
     if not isinstance(value, int | float):
-        raise UnsupportedModelError(f"the GGUF file has {value!r} as {key}; a number is needed")
+        raise ModelSourceError(f"the GGUF file has {value!r} as {key}; a number is needed")
     return value
 
 
 def _text(metadata: Mapping[str, Value], key: str) -> str:
     value = metadata.get(key)
     if not isinstance(value, str):
-        raise UnsupportedModelError(f"the GGUF file has {value!r} as {key}; a text is needed")
+        raise ModelSourceError(f"the GGUF file has {value!r} as {key}; a text is needed")
     return value
 
 
 def _list(metadata: Mapping[str, Value], key: str) -> list[Value]:
     value = metadata.get(key)
     if not isinstance(value, list):
-        raise UnsupportedModelError(f"the GGUF file has no list {key}")
+        raise ModelSourceError(f"the GGUF file has no list {key}")
     return value
 
 
 def _demand(metadata: Mapping[str, Value], key: str, expected: str) -> None:
     if metadata.get(key) != expected:
-        raise UnsupportedModelError(f"the GGUF file has {metadata.get(key)!r} as {key}; only {expected!r} is known")
+        raise ModelSourceError(f"the GGUF file has {metadata.get(key)!r} as {key}; only {expected!r} is known")
 
 
 def model_config(gguf: GgufFile) -> dict[str, Any]:
@@ -64,7 +62,7 @@ def model_config(gguf: GgufFile) -> dict[str, Any]:
     )
     rotary = int(_number(metadata, "llama.rope.dimension_count"))
     if rotary * heads != hidden:
-        raise UnsupportedModelError(f"rotary width {rotary} is not the head width {hidden}/{heads}")
+        raise ModelSourceError(f"rotary width {rotary} is not the head width {hidden}/{heads}")
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -191,7 +189,7 @@ def _hf_name(name: str) -> str:
         case [part, "weight"] if part in _TOP_TENSORS:
             return f"{_TOP_TENSORS[part]}.weight"
         case _:
-            raise UnsupportedModelError(f"the GGUF file has a tensor {name} that a Llama model lacks")
+            raise ModelSourceError(f"the GGUF file has a tensor {name} that a Llama model lacks")
 
 
 def _half_split_rope(values: Floats, num_heads: int) -> Floats:

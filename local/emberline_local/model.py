@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emberline_local.errors import ModelCacheError, ModelMissingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -33,10 +35,6 @@ _CONVERSION = 1
 _UNFINISHED = ".unfinished-"
 
 
-class ModelMissingError(Exception):
-    """The package that carries the model is not installed."""
-
-
 def ensure_model(cache_dir: Path, report: Callable[[str, float], None], source: Path | None = None) -> Path:
     """The folder that contains `smollm2/`, made at the first call; safe to call from many processes at once.
 
@@ -48,24 +46,34 @@ def ensure_model(cache_dir: Path, report: Callable[[str, float], None], source: 
     folder = models / f"v{_CONVERSION}-{_digest(source)[:16]}"
     if folder.is_dir():
         return folder
-    models.mkdir(parents=True, exist_ok=True)
-    with _only_converter(models):
-        if folder.is_dir():
-            return folder
-        # Whoever began these was killed: nobody else is at work while we hold the lock.
-        for leftover in models.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(leftover)
-        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=models))
-        try:
-            unfinished.chmod(0o755)
-            convert(source, unfinished / MODEL_NAME, report)
-            _sync(unfinished)
-            unfinished.rename(folder)
-            _sync(models)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _only_converter(models):
+            if not folder.is_dir():
+                _make(source, folder, report)
+    except OSError as error:
+        raise ModelCacheError(
+            f"the model's folder {folder} cannot be written: {error.strerror or error}; it needs 300 MB of space below"
+            " XDG_CACHE_HOME (default ~/.cache)"
+        ) from error
     return folder
+
+
+def _make(source: Path, folder: Path, report: Callable[[str, float], None]) -> None:
+    """Fill a folder beside its place, then rename it. Called with the lock held."""
+    # Whoever began these was killed: nobody else is at work while we hold the lock.
+    for leftover in folder.parent.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover)
+    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
+    try:
+        unfinished.chmod(0o755)
+        convert(source, unfinished / MODEL_NAME, report)
+        _sync(unfinished)
+        unfinished.rename(folder)
+        _sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def convert(source: Path, folder: Path, report: Callable[[str, float], None]) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emberline_local.errors import ModelSourceError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -42,7 +44,7 @@ def write_bf16(
             if values.shape != shape:
                 raise ValueError(f"tensor {name} has shape {values.shape}, announced was {shape}")
             if not np.isfinite(values).all():
-                raise ValueError(f"tensor {name} holds values that are not finite")
+                raise ModelSourceError(f"tensor {name} holds values that are not finite")
             file.write(bf16_bits(values).astype("<u2", copy=False).data)
         file.flush()
         os.fsync(file.fileno())

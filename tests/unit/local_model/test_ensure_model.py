@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emberline_local import model
-from emberline_local.hf_folder import UnsupportedModelError
-from emberline_local.model import MODEL_NAME, ModelMissingError, ensure_model
+from emberline_local.errors import ModelCacheError, ModelMissingError, ModelSourceError
+from emberline_local.model import MODEL_NAME, ensure_model
 from support.tiny_gguf import write_tiny_gguf
 
 if TYPE_CHECKING:
@@ -114,9 +114,15 @@ def test_a_killed_conversion_leaves_nothing_that_counts(tmp_path: Path, source: 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
     wrong = write_tiny_gguf(tmp_path / "wrong.gguf", extra_tensor="blk.0.attn_q.bias")
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q\.bias"):
+    with pytest.raises(ModelSourceError, match=r"blk\.0\.attn_q\.bias"):
         ensure_model(tmp_path / "cache", quiet, wrong)
     assert [entry.name for entry in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with pytest.raises(ModelCacheError, match=r"cache/models/v1-\w+ cannot be written: .*; it needs 300 MB"):
+        ensure_model(tmp_path / "cache", quiet, source)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
 )
 def test_other_models_are_refused_by_name(tmp_path: Path, wrong: dict[str, str], message: str) -> None:
     path = write_tiny_gguf(tmp_path / "wrong.gguf", **wrong)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedModelError, match=message):
+    with pytest.raises(ModelSourceError, match=message):
         ensure_model(tmp_path / "cache", quiet, path)
 
 

@@ -8,7 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from emberline_local.gguf import STORAGE, GgufError, GgufFile
+from emberline_local.errors import ModelSourceError
+from emberline_local.gguf import STORAGE, GgufFile
 from emberline_local.safetensors_file import bf16_bits
 from support.tiny_gguf import write_tiny_gguf
 
@@ -71,7 +72,7 @@ def test_every_truncation_of_the_header_is_refused(tmp_path: Path) -> None:
     for length in range(1, first_tensor - 64, 97):
         cut = tmp_path / "cut.gguf"
         cut.write_bytes(whole[:length])
-        with pytest.raises(GgufError):
+        with pytest.raises(ModelSourceError):
             GgufFile(cut)
 
 
@@ -81,7 +82,7 @@ def test_a_missing_tail_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     file = GgufFile(path)
     last = max(file.tensors.values(), key=lambda info: info.offset)
-    with pytest.raises(GgufError, match=rf"{last.name} needs bytes up to \d+, the file has {size - 100}"):
+    with pytest.raises(ModelSourceError, match=rf"{last.name} needs bytes up to \d+, the file has {size - 100}"):
         file.tensor(last.name)
 
 
@@ -94,7 +95,7 @@ def test_a_missing_tail_is_named(tmp_path: Path) -> None:
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "other").write_bytes(content)
-    with pytest.raises(GgufError, match=message):
+    with pytest.raises(ModelSourceError, match=message):
         GgufFile(tmp_path / "other")
 
 
@@ -105,7 +106,9 @@ def test_an_unknown_storage_type_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(GgufError, match=r"tensor it has storage type 12; F32, F16, Q4_0, Q4_1, Q8_0, BF16 can be read"):
+    with pytest.raises(
+        ModelSourceError, match=r"tensor it has storage type 12; F32, F16, Q4_0, Q4_1, Q8_0, BF16 can be read"
+    ):
         GgufFile(tmp_path / "k.gguf")
 
 

@@ -16,11 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from emberline_local.children import start_ticks
 from emberline_local.errors import ClusterStateError
-from emberline_local.options import ClusterOptions, read_options, write_options
 from emberline_local.plane_flags import ADMIN
+
+if TYPE_CHECKING:
+    from emberline_local.options import ClusterOptions  # pydantic, which most commands have no use for
 
 
 class Phase(StrEnum):
@@ -38,6 +41,8 @@ class Record:
     pid: int
     start_ticks: int
     phase: Phase
+    program: str
+    """Path of the control plane program, kubectl included."""
     urls: dict[str, str] = field(default_factory=dict)
     """Service name -> base URL on this machine."""
     message: str = ""
@@ -84,10 +89,14 @@ class ClusterFolder:
 
     def read_options(self) -> ClusterOptions:
         """What `up` was asked for."""
+        from emberline_local.options import read_options
+
         return read_options((self.path / "options.json").read_bytes())
 
     def write_options(self, options: ClusterOptions) -> None:
         """What `up` is asked for."""
+        from emberline_local.options import write_options
+
         self._replace("options.json", write_options(options))
 
     def running(self) -> Record:

@@ -156,7 +156,14 @@ class Supervisor:
         ticks = start_ticks(os.getpid())
         assert ticks is not None
         self._folder.write_record(
-            Record(pid=os.getpid(), start_ticks=ticks, phase=phase, urls=self._urls, message=message)
+            Record(
+                pid=os.getpid(),
+                start_ticks=ticks,
+                phase=phase,
+                program=str(self._options.program),
+                urls=self._urls,
+                message=message,
+            )
         )
 
 

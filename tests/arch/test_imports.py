@@ -66,7 +66,7 @@ def test_the_core_needs_the_contract_and_nothing_else() -> None:
     [
         ("emberline_operator.main", "emberline_operator", {"fastapi", "starlette"}),
         ("emberline_gateway.main", "emberline_gateway", {"kopf"}),
-        ("emberline_local.cli", "emberline_local", {"kopf", "fastapi", "openai", "kubernetes"}),
+        ("emberline_local.commands", "emberline_local", {"kopf", "fastapi", "openai", "kubernetes"}),
     ],
 )
 def test_a_process_of_the_control_plane_loads_no_other_and_no_torch(module: str, own: str, forbidden: set[str]) -> None:

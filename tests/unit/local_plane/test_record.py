@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> ClusterFolder:
 def of_this_process(phase: Phase, **changes: object) -> Record:
     ticks = start_ticks(os.getpid())
     assert ticks is not None
-    return Record(**{"pid": os.getpid(), "start_ticks": ticks, "phase": phase, **changes})  # type: ignore[arg-type]
+    return Record(**{"pid": os.getpid(), "start_ticks": ticks, "phase": phase, "program": "/p", **changes})  # type: ignore[arg-type]
 
 
 def test_a_ready_record_is_given_back(folder: ClusterFolder) -> None:

@@ -40,7 +40,17 @@ def show_build(console: Console) -> Iterator[Report]:
 
 @contextmanager
 def show_conversion(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Shows the conversion of the model: what is being done, and how far it is."""
+    """Shows the conversion of the model: a moving bar on a terminal, a line for each thing done elsewhere."""
+    if not console.is_terminal:
+        told: set[str] = set()
+
+        def tell(what: str, part: float) -> None:
+            if what not in told:
+                told.add(what)
+                console.print(f"the model (once on this machine): {what}", highlight=False)
+
+        yield tell
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("the model", total=1.0, visible=False)

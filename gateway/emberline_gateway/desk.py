@@ -195,16 +195,22 @@ class Desks:
 
     def known(self) -> list[Desk]:
         """Those of every endpoint, and those of former ones that still have something to do."""
-        for endpoint in self._tools.directory.endpoints():
-            self.at(endpoint.target)
+        current = [endpoint.target for endpoint in self._tools.directory.endpoints()]
+        for target in self._desks.keys() - set(current):
+            self._drop_if_done(target)
+        for target in current:
+            self.at(target)
         return list(self._desks.values())
 
     def _changed(self, target: Target) -> None:
         desk = self._desks.get(target)
-        if desk is None:
-            return
-        desk.pump()
-        endpoint = self._tools.directory.endpoint(target.namespace, target.name)
-        is_former = endpoint is None or endpoint.target != target
-        if is_former and not desk.num_held and not desk.num_dispatched:
+        if desk is not None:
+            desk.pump()
+            endpoint = self._tools.directory.endpoint(target.namespace, target.name)
+            if endpoint is None or endpoint.target != target:
+                self._drop_if_done(target)
+
+    def _drop_if_done(self, target: Target) -> None:
+        desk = self._desks[target]
+        if not (desk.num_held or desk.num_dispatched or desk.is_closed):
             del self._desks[target]

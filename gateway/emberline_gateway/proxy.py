@@ -1,7 +1,7 @@
 """The hot path: raw ASGI in, aiohttp out. Reads a request once, finds or awaits a pod, and passes bytes through unchanged.
 
-A request is tried again only while no byte of an answer has come: without bound where the engine refused (nothing was
-done), once where it was lost (something may have been). What is out is never repeated.
+A request is tried again only while no byte of an answer has come: without bound where no connection was to be had (nothing
+was done), a few times where the engine answered 503, once where it was lost on the way. What is out is never repeated.
 """
 
 from __future__ import annotations
@@ -35,12 +35,18 @@ MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies together that are kept at a time, for engines that are to get them once more or later."""
 MAX_WHOLE_BYTES: Final = 8 * 1024 * 1024
 """Answers that are no streams are gathered up to here, so that an engine that dies can still be answered 502."""
+MAX_BUSY: Final = 5
+"""Answers of 503 after which a request is not tried again."""
 _SMALL_BODY_BYTES: Final = 1_000_000
 _SKIPPED_AUTO_HEADERS: Final = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class _EngineRefusedError(Exception):
-    """Connection refused, or 503: nothing was done, it may be tried again as often as one likes."""
+    """No connection: nothing was done, it may be tried again as often as one likes."""
+
+
+class _EngineBusyError(Exception):
+    """503: it drains, its queue is full, or it has just failed. The last may be the request's own doing."""
 
 
 class _EngineLostError(Exception):
@@ -61,10 +67,10 @@ class _Ask:
 def make_session() -> aiohttp.ClientSession:
     """The client side: no limits of its own, no total time-out, nothing decoded, no cookies.
 
-    Idle connections go before uvicorn's default of 5 s at the other end closes them: a POST is never repeated by aiohttp.
+    Idle connections go long before the engine (75 s) closes them: aiohttp never repeats a POST that met a closing one.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=4.0),
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=30.0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -194,7 +200,7 @@ class Proxy:
             raise answers.not_found(str(error)) from error
 
     async def _serve(self, exchange: Exchange, ask: _Ask) -> None:
-        lost_at = ""
+        lost_at, num_busy = "", 0
         while True:
             endpoint = exchange.endpoint = self._resolve(ask)
             desk = self._desks.at(endpoint.target)
@@ -209,9 +215,12 @@ class Proxy:
             exchange.pod = pod
             try:
                 await self._forward(exchange, desk, pod, ask)
-            except _EngineRefusedError as error:
+            except (_EngineRefusedError, _EngineBusyError) as error:
                 log(logging.WARNING, "engine refused", request_id=exchange.request_id, pod=pod.name, why=str(error))
                 desk.leave_out(pod)
+                num_busy += isinstance(error, _EngineBusyError)
+                if num_busy == MAX_BUSY:
+                    raise answers.unavailable(f"engines answered {num_busy} times that they cannot take it") from error
             except _EngineLostError as error:
                 log(logging.WARNING, "engine lost", request_id=exchange.request_id, pod=pod.name, why=str(error))
                 if lost_at:
@@ -274,7 +283,7 @@ class Proxy:
             raise _EngineLostError(Cause.BACKEND_STALLED.value) from error
         try:
             if response.status == 503:
-                raise _EngineRefusedError("503")
+                raise _EngineBusyError("503")
             desk.answered(pod)
             if response.content_type == EVENT_STREAM.decode() and response.status == 200:
                 await self._pass_stream(exchange, response)

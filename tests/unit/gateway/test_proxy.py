@@ -16,7 +16,7 @@ import pytest
 from yarl import URL
 
 from emberline_contract import http
-from emberline_gateway import patrol, proxy
+from emberline_gateway import patrol, proxy, routing
 from emberline_gateway.directory import Target
 from support.gateway import (
     ANSWER,
@@ -373,6 +373,14 @@ async def test_a_draining_engine_is_left_out_and_the_request_held_again() -> Non
             at.cluster.put_pod(make_pod(url=fresh.url))
             assert await answer == "Hello, world"
         assert len(at.engine.calls) == 1
+
+
+async def test_a_request_that_no_engine_can_take_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "LEAVE_OUT_S", 0.01)
+    async with rig({"status": 503}, {"status": 503}) as at:
+        with pytest.raises(openai.InternalServerError, match="5 times that they cannot take it"):
+            await at.ask()
+        assert sum(len(engine.calls) for engine in at.engines) == proxy.MAX_BUSY
 
 
 async def test_a_request_that_is_lost_before_the_first_byte_is_tried_once_more() -> None:

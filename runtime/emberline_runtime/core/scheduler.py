@@ -319,6 +319,8 @@ class Scheduler:
         slots = [s.slot for s in self._running]
         assert sorted(slots + self._free_slots) == list(range(self._max_running)), "a slot is lost or held twice"
         assert len(self._running) + len(self._waiting) == len(self._sequences), "a request is lost"
+        for launched in self._in_flight:
+            assert all(s in self._running for s, _ in launched.named), "a plan in flight names what was freed"
         for sequence in self._sequences.values():
             named = sum(any(sequence is s for s, _ in launched.named) for launched in self._in_flight)
             assert sequence.num_in_flight == named, "plans in flight are miscounted"

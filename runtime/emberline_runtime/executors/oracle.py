@@ -223,6 +223,9 @@ class OracleExecutor:
             raise PlanError(f"step {plan.step}: a slot is named twice")
         for rows in plan.rows:
             self._admit_rows(plan, rows)
+        written = self._written_by(plan)
+        for start in plan.starts:
+            self._check_cached(plan, start, written)
         self._in_flight.append((plan, self._clock()))
 
     def _check_not_in_flight(self, plan: StepPlan, slot: int) -> None:
@@ -238,14 +241,17 @@ class OracleExecutor:
             raise PlanError(f"step {plan.step}: {start.num_cached} of {len(start.tokens)} tokens cannot be cached")
         self._check_not_in_flight(plan, start.slot)
         num_shared = start.num_cached // size
-        being_written = {block for other, _ in self._in_flight for block in self._written_by(other)}
-        for block in start.blocks[:num_shared]:
-            if block in being_written:
-                raise PlanError(f"step {plan.step}: block {block} is called cached while it is being written")
+        for other, _ in self._in_flight:
+            self._check_cached(plan, start, self._written_by(other))
         slot = _Slot(start, list(start.blocks[:num_shared]), start.num_cached, len(start.tokens) - start.num_prompt)
         self._holders.update(slot.table)
         self._slots[start.slot] = slot
         self._give(plan, slot, start.blocks[num_shared:])
+
+    def _check_cached(self, plan: StepPlan, start: SlotStart, written: set[int]) -> None:
+        for block in start.blocks[: start.num_cached // self.limits.block_tokens]:
+            if block in written:
+                raise PlanError(f"step {plan.step}: block {block} is called cached while it is being written")
 
     def _give(self, plan: StepPlan, slot: _Slot, blocks: tuple[int, ...]) -> None:
         """Append blocks that the slot is going to write: nobody else may hold them."""

@@ -31,6 +31,8 @@ class Arrival:
     """Ticks from arrival until the caller gives up."""
     stop_after: int | None
     """Tokens after which the caller finds a stop string."""
+    is_late: bool
+    """What the caller says comes after the tick's launches, before its commit."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def samplings(draw: st.DrawFn, max_tokens: int) -> SamplingSpec:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
+def arrival_of(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
     prefix = draw(st.sampled_from(PREFIXES))
     tail = draw(st.lists(st.integers(1, 3), min_size=0 if prefix else 1, max_size=9))
     prompt = (*prefix, *tail)
@@ -80,10 +82,11 @@ def arrivals(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
         priority=draw(st.sampled_from([0, 0, 0, 1])),
     )
     return Arrival(
-        tick=draw(st.integers(0, 12)),
+        tick=draw(st.one_of(st.just(0), st.integers(0, 12))),
         request=request,
         abort_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20))),
         stop_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(1, 12))),
+        is_late=draw(st.booleans()),
     )
 
 
@@ -97,13 +100,29 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(
         num_blocks=num_blocks,
         block_tokens=block_tokens,
-        max_rows=draw(st.integers(2, 32)),
+        max_rows=draw(st.one_of(st.integers(2, 8), st.integers(2, 32))),
         max_sequences=draw(st.integers(1, 6)),
         max_in_flight=draw(st.sampled_from([1, 2])),
         prefix_caching=draw(st.sampled_from([True, True, False])),
-        arrivals=tuple(draw(arrivals(index, num_blocks * block_tokens)) for index in range(num_requests)),
-        launches=tuple(draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))),
+        arrivals=tuple(draw(arrival_of(index, num_blocks * block_tokens)) for index in range(num_requests)),
+        launches=tuple(draw(st.lists(st.sampled_from([0, 1, 2, 2]), min_size=6, max_size=6))),
     )
+
+
+def speak(rig: Rig, scenario: Scenario, tick: int, *, is_late: bool) -> None:
+    """What the callers do at this moment."""
+    for arrival in scenario.arrivals:
+        if arrival.is_late != is_late:
+            continue
+        if arrival.tick == tick:
+            assert rig.submit(arrival.request) is None
+        heard = rig.heard.get(arrival.request.id)
+        if heard is None:
+            continue
+        if arrival.abort_after is not None and tick == arrival.tick + arrival.abort_after:
+            rig.abort(arrival.request.id)
+        if arrival.stop_after is not None and heard.kept is None and len(heard.tokens) > arrival.stop_after:
+            rig.finish(arrival.request.id, arrival.stop_after)
 
 
 def play(scenario: Scenario) -> Rig:
@@ -123,27 +142,19 @@ def play(scenario: Scenario) -> Rig:
         alphabet=ALPHABET,
         poison_token=POISON,
     )
-    todo = sorted(scenario.arrivals, key=lambda arrival: arrival.tick)
-    num_tokens = sum(len(a.request.prompt) + a.request.max_tokens for a in todo)
+    arrivals = scenario.arrivals
+    num_tokens = sum(len(a.request.prompt) + a.request.max_tokens for a in arrivals)
     # Nothing starves: each step computes at least one row that is not lost by a preemption of others.
-    bound = 40 + num_tokens * (len(todo) + 1)
+    bound = 40 + num_tokens * (len(arrivals) + 1)
     tick = 0
-    while todo or rig.scheduler.has_work:
+    while len(rig.heard) < len(arrivals) or rig.scheduler.has_work:
         assert tick < bound, "the scenario does not end"
-        while todo and todo[0].tick <= tick:
-            assert rig.submit(todo.pop(0).request) is None
-        for arrival in scenario.arrivals:
-            heard = rig.heard.get(arrival.request.id)
-            if heard is None:
-                continue
-            if arrival.abort_after is not None and tick == arrival.tick + arrival.abort_after:
-                rig.abort(arrival.request.id)
-            if arrival.stop_after is not None and heard.kept is None and len(heard.tokens) > arrival.stop_after:
-                rig.finish(arrival.request.id, arrival.stop_after)
+        speak(rig, scenario, tick, is_late=False)
         for _ in range(scenario.launches[tick % len(scenario.launches)]):
             rig.launch()
         if not rig.scheduler.num_in_flight:
             rig.launch()
+        speak(rig, scenario, tick, is_late=True)
         if rig.scheduler.num_in_flight:
             rig.commit()
         tick += 1
@@ -153,7 +164,7 @@ def play(scenario: Scenario) -> Rig:
 
 @settings(
     derandomize=True,
-    max_examples=400,
+    max_examples=500,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -119,8 +119,8 @@ async def serving(
     finally:
         if isinstance(made, GatedOracle):
             made.open()
-        process.stop()
-        process.stop()
+        process.interrupt()
+        process.interrupt()
         await asyncio.wait({task}, timeout=10)
         listener.close()
 

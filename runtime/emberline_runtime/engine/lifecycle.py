@@ -6,6 +6,7 @@ Everything here runs on the asyncio loop but `_thread`, which is the engine thre
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -24,6 +25,8 @@ from emberline_runtime.executors.base import Executor, ModelFolder
 STALL_S = 30.0
 """The engine is not alive if it has had work for this long without a step."""
 STALL_CHECK_S = 1.0
+_LOST = "the engine failed; the request may be sent again"
+logger = logging.getLogger("emberline")
 
 
 class Listener(Protocol):
@@ -114,6 +117,9 @@ class Engine:
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Hand a request to the engine thread."""
+        if self.lost.is_set():
+            listener.on_lost(_LOST)
+            return
         if not self._listeners:
             self._progress_s = self._clock()
         self._listeners[request.id] = listener
@@ -226,7 +232,13 @@ class Engine:
             return
         if update.finish is not None:
             del self._listeners[update.request_id]
-        listener.on_update(update, time_s)
+        try:
+            listener.on_update(update, time_s)
+        except Exception:  # the top of this request's work on the loop: the other requests of the step go on
+            logger.exception("an update could not be taken in")
+            self._listeners.pop(update.request_id, None)
+            self._inbox.put(Abort(update.request_id))
+            listener.on_lost("an internal error ended this request")
 
     def _enter(self, phase: Phase, time_s: float) -> None:
         if self.phase not in (Phase.DRAINING, Phase.FAILED):
@@ -244,7 +256,7 @@ class Engine:
         if self.loaded is not None and not self.loaded.done():
             self.loaded.set_exception(error)
         for listener in list(self._listeners.values()):
-            listener.on_lost(f"the engine failed ({type(error).__name__}); the request may be sent again")
+            listener.on_lost(_LOST)
         self._listeners.clear()
         self._idle.set()
         self.lost.set()

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from emberline_runtime.models.errors import ModelFolderError
 from emberline_runtime.server.generation import Service
 from emberline_runtime.server.metrics import Metrics
 from emberline_runtime.server.prompts import Prompts
+from emberline_runtime.server.protocol import BoundedProtocol
 from emberline_runtime.server.request_log import RequestLog
 from emberline_runtime.server.routes import make_app, package_version
 from emberline_runtime.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, load_chat_template
@@ -58,8 +59,18 @@ class _Server(uvicorn.Server):
 class EngineProcess:
     """One engine behind one socket. In tests it runs in a loop of theirs; `run_process` is the program's."""
 
-    def __init__(self, config: EngineConfig, selection: Selection, *, log_requests: bool, started_s: float) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        selection: Selection,
+        *,
+        log_requests: bool,
+        started_s: float,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_idle` is called once, when the start is over and nobody waits."""
         self._config = config
+        self._on_idle = on_idle
         self._selection = selection
         self.metrics = Metrics(config.served_names[0])
         self.engine = Engine(selection.make, selection.model, config, self.metrics, started_s=started_s)
@@ -80,7 +91,11 @@ class EngineProcess:
         self._stop_now = asyncio.Event()
 
     def stop(self) -> None:
-        """Drain, then end; a second call ends at once."""
+        """Drain, then end. Calling it again changes nothing: a signal may come twice, to the process and to its group."""
+        self._stop.set()
+
+    def interrupt(self) -> None:
+        """Drain, then end; a second call ends what still runs at once (Ctrl-C, and again)."""
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
@@ -91,7 +106,7 @@ class EngineProcess:
         server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -131,9 +146,7 @@ class EngineProcess:
         # What can wait until nobody waits: the first chat request finds its template compiled.
         if template is not None:
             await loop.run_in_executor(self._workers, template.compile)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 50, 1_000)
+        self._on_idle()
 
     def _load_text(self) -> tuple[Tokenizer, ChatTemplate | None]:
         folder = Path(self._config.model_path)
@@ -190,10 +203,12 @@ def run_process(
     """The program: serve on `listener` until SIGTERM or SIGINT; returns the exit code."""
 
     async def main() -> tuple[int, bool]:
-        process = EngineProcess(config, selection, log_requests=log_requests, started_s=started_s)
+        process = EngineProcess(
+            config, selection, log_requests=log_requests, started_s=started_s, on_idle=_settle_garbage
+        )
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, process.stop)
+        loop.add_signal_handler(signal.SIGTERM, process.stop)
+        loop.add_signal_handler(signal.SIGINT, process.interrupt)
         return await process.serve(listener), process.is_stopped
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -203,6 +218,13 @@ def run_process(
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def _settle_garbage() -> None:
+    """Leave what the start made out of every later collection, and collect rarely: p99 of streams 25-35 -> 5 ms, measured."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)
 
 
 def _now() -> datetime:

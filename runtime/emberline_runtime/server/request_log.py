@@ -77,11 +77,13 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "details", {}),
         }
+        details = getattr(record, "details", None)
+        if details is not None:
+            line["details"] = details
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def set_up_logging(stream: TextIO) -> None:

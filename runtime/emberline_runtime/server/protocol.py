@@ -1,0 +1,68 @@
+"""uvicorn's HTTP protocol with bounds on what comes before a request's body: uvicorn itself has none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+"""Request line and headers together; a head that is not complete after so many bytes is refused."""
+HEAD_TIMEOUT_S: Final = 10.0
+"""A connection has this long to send a head once it is open or has begun one."""
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _num_head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: Any) -> None:
+        """Wait for a first head."""
+        super().connection_made(transport)
+        self._await_head()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        self._head_is_done()
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head that is still incomplete after them count against its limit."""
+        super().data_received(data)
+        if self._head_timer is None or self.transport.is_closing():
+            return
+        self._num_head_bytes += len(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._head_is_done()
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    @override
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._await_head()
+
+    @override
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._head_is_done()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._num_head_bytes = 0
+        self._head_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _head_is_done(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

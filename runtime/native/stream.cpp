@@ -2,7 +2,8 @@
 
 #include <cstring>
 
-#ifdef EMBERLINE_X86
+// Chosen by the loader, which only glibc's can.
+#if defined(EMBERLINE_X86) && defined(__GLIBC__)
 #define WIDEST_LOADS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDEST_LOADS

@@ -121,6 +121,12 @@ def pod_troubles(pods: Iterable[Object]) -> list[str]:
     return found
 
 
+def is_established(crd: Object) -> bool:
+    """Whether a CRD is served."""
+    conditions = crd.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
 def is_hopeless(pod: Object) -> bool:
     """Whether waiting for the pod is in vain: it crashes again and again, or cannot be started as it is written."""
     for container in pod.get("status", {}).get("containerStatuses", ()):
@@ -149,6 +155,11 @@ class Cluster:
         await self._kubectl(
             "apply", "--server-side", "--force-conflicts", "--field-manager=emberline-local", "-f", "-", stdin=text
         )
+
+    async def wait_until_established(self) -> None:
+        """Returns when every CRD is served, which is some moments after it was applied."""
+        while not all(map(is_established, await self._list("/apis/apiextensions.k8s.io/v1/customresourcedefinitions"))):
+            await asyncio.sleep(_POLL_S)
 
     async def services(self, namespace: str) -> list[Object]:
         """Services of a namespace."""

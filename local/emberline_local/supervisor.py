@@ -118,12 +118,14 @@ class Supervisor:
         if not self._options.is_installed:
             _step("custom resources")
             await cluster.apply(crds)
+            await cluster.wait_until_established()
             return
         _step("operator and gateway")
         documents = await cluster.render(self._options.manifests or OVERLAY)
         documents = for_this_machine(documents, self._urls[names.GATEWAY_NAME])
         models = make_models_volume(self._options.models_dir) if self._options.models_dir else []
         await cluster.apply([*crds, *documents, *models])
+        await cluster.wait_until_established()
         forwards = await stack.enter_async_context(Forwards(api, names.SYSTEM_NAMESPACE))
         for service in await cluster.services(names.SYSTEM_NAMESPACE):
             forward = make_forward(service)
@@ -206,7 +208,9 @@ async def _unless(failing: Sequence[asyncio.Task[None]], work: Coroutine[Any, An
         for task in failing:
             if task in done:
                 error = task.exception()
-                raise error if isinstance(error, LocalError) else ClusterError(f"{task.get_name()} ended: {error!r}")
+                if isinstance(error, LocalError):
+                    raise error
+                raise ClusterError(f"{task.get_name()} ended: {error!r}") from error
     finally:
         if not wanted.done():
             wanted.cancel()

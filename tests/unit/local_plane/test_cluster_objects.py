@@ -133,3 +133,9 @@ def test_troubles_of_pods_are_told_in_their_own_words() -> None:
 def test_waiting_ends_where_it_is_in_vain(reason: str | None, num_restarts: int, expected: bool) -> None:
     state = {"waiting": {"reason": reason}} if reason else {"running": {}}
     assert is_hopeless({"status": {"containerStatuses": [{"state": state, "restartCount": num_restarts}]}}) is expected
+
+
+def test_a_crd_is_served_once_it_says_so() -> None:
+    assert not is_established({})
+    assert not is_established({"status": {"conditions": [{"type": "NamesAccepted", "status": "True"}]}})
+    assert is_established({"status": {"conditions": [{"type": "Established", "status": "True"}]}})

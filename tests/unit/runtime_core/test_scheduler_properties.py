@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
-from hypothesis import HealthCheck, Phase, given, settings
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from emberline_runtime.core.request import Request
@@ -48,64 +50,57 @@ class Scenario:
     """Per tick, how many plans are launched before one is committed."""
 
 
-@st.composite
-def samplings(draw: st.DrawFn, max_tokens: int) -> SamplingSpec:
-    is_greedy = draw(st.booleans())
+def make_sampling(rng: Random, max_tokens: int) -> SamplingSpec:
     return SamplingSpec(
-        temperature=0.0 if is_greedy else 0.7,
-        seed=draw(st.integers(0, 2)),
-        choice=draw(st.integers(0, 1)),
-        min_tokens=draw(st.sampled_from([0, 0, 0, min(3, max_tokens)])),
-        stop_token_ids=draw(st.sampled_from([(), (), (), (5,)])),
-        logprobs=draw(st.sampled_from([None, None, 0])),
-        prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        temperature=rng.choice([0.0, 0.7]),
+        seed=rng.randint(0, 2),
+        choice=rng.randint(0, 1),
+        min_tokens=rng.choice([0, 0, 0, min(3, max_tokens)]),
+        stop_token_ids=rng.choice([(), (), (), (5,)]),
+        logprobs=rng.choice([None, None, 0]),
+        prompt_logprobs=rng.choice([None, None, None, 0]),
     )
 
 
-@st.composite
-def arrival_of(draw: st.DrawFn, index: int, capacity_tokens: int) -> Arrival:
-    prefix = draw(st.sampled_from(PREFIXES))
-    tail = draw(st.lists(st.integers(1, 3), min_size=0 if prefix else 1, max_size=9))
-    prompt = (*prefix, *tail)
-    if draw(st.integers(0, 15)) == 15:
-        prompt = (*prompt, POISON)
-    prompt = prompt[:capacity_tokens]
-    max_tokens = draw(st.integers(1, max(1, min(24, capacity_tokens - len(prompt) + 1))))
+def make_arrival(rng: Random, index: int, capacity_tokens: int) -> Arrival:
+    prefix = rng.choice(PREFIXES)
+    tail = [rng.randint(1, 3) for _ in range(rng.randint(0 if prefix else 1, 9))]
+    poison = (POISON,) if rng.randint(0, 15) == 15 else ()
+    prompt = (*prefix, *tail, *poison)[:capacity_tokens]
+    max_tokens = rng.randint(1, min(24, capacity_tokens - len(prompt) + 1))
     request = Request(
         id=f"r{index}",
         prompt=prompt,
-        sampling=draw(samplings(max_tokens)),
+        sampling=make_sampling(rng, max_tokens),
         max_tokens=max_tokens,
-        eos=draw(st.sampled_from([frozenset[int](), frozenset[int](), frozenset[int](), frozenset({7})])),
-        salt=draw(st.sampled_from([b"", b"", b"a"])),
-        group=draw(st.sampled_from(["", "g"])),
-        priority=draw(st.sampled_from([0, 0, 0, 1])),
+        eos=rng.choice([frozenset[int](), frozenset[int](), frozenset[int](), frozenset({7})]),
+        salt=rng.choice([b"", b"", b"a"]),
+        group=rng.choice(["", "g"]),
+        priority=rng.choice([0, 0, 0, 1]),
     )
     return Arrival(
-        tick=draw(st.one_of(st.just(0), st.integers(0, 12))),
+        tick=rng.choice([0, rng.randint(0, 12)]),
         request=request,
-        abort_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20))),
-        stop_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(1, 12))),
-        is_late=draw(st.booleans()),
+        abort_after=rng.choice([None, None, None, rng.randint(0, 20)]),
+        stop_after=rng.choice([None, None, None, rng.randint(1, 12)]),
+        is_late=rng.choice([False, True]),
     )
 
 
-@st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
-    block_tokens = draw(st.sampled_from([1, 2, 4]))
+def make_scenario(rng: Random) -> Scenario:
+    block_tokens = rng.choice([1, 2, 4])
     # From "one request at a time, barely" to "never full".
-    capacity_tokens = draw(st.one_of(st.integers(16, 40), st.integers(16, 120)))
+    capacity_tokens = rng.choice([rng.randint(16, 40), rng.randint(16, 120)])
     num_blocks = -(-capacity_tokens // block_tokens)
-    num_requests = draw(st.integers(1, 10))
     return Scenario(
         num_blocks=num_blocks,
         block_tokens=block_tokens,
-        max_rows=draw(st.one_of(st.integers(2, 8), st.integers(2, 32))),
-        max_sequences=draw(st.integers(1, 6)),
-        max_in_flight=draw(st.sampled_from([1, 2])),
-        prefix_caching=draw(st.sampled_from([True, True, False])),
-        arrivals=tuple(draw(arrival_of(index, num_blocks * block_tokens)) for index in range(num_requests)),
-        launches=tuple(draw(st.lists(st.sampled_from([0, 1, 2, 2]), min_size=6, max_size=6))),
+        max_rows=rng.choice([rng.randint(2, 8), rng.randint(2, 32)]),
+        max_sequences=rng.randint(1, 6),
+        max_in_flight=rng.randint(1, 2),
+        prefix_caching=rng.choice([True, True, False]),
+        arrivals=tuple(make_arrival(rng, index, num_blocks * block_tokens) for index in range(rng.randint(1, 10))),
+        launches=tuple(rng.choice([0, 1, 2, 2]) for _ in range(6)),
     )
 
 
@@ -162,20 +157,38 @@ def play(scenario: Scenario) -> Rig:
     return rig
 
 
-@settings(
-    derandomize=True,
-    max_examples=500,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
-    report_multiple_bugs=False,
-)
-@given(scenarios())
-def test_every_request_gets_its_tokens_and_every_block_comes_back(scenario: Scenario) -> None:
+def check_scenario(scenario: Scenario) -> None:
     rig = play(scenario)
     if not scenario.prefix_caching and all(a.request.priority == 0 and not a.request.group for a in scenario.arrivals):
         # Without prefixes to wait for, first starts come in the order of arrival.
         firsts = list(dict.fromkeys(rig.started))
         submitted = [request_id for request_id in rig.heard if request_id in firsts]
         assert firsts == submitted
+
+
+@settings(
+    derandomize=True,
+    max_examples=150,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+)
+@given(st.randoms(use_true_random=False))
+def test_every_request_gets_its_tokens_and_every_block_comes_back(rng: Random) -> None:
+    scenario = make_scenario(rng)
+    note(repr(scenario))
+    check_scenario(scenario)
+
+
+@pytest.mark.parametrize("hundred", range(8))
+def test_the_same_over_plain_seeds(hundred: int) -> None:
+    # Hypothesis finds small examples; plain seeds are many for the same time.
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        scenario = make_scenario(Random(seed))
+        try:
+            check_scenario(scenario)
+        except Exception as error:
+            error.add_note(f"seed {seed}: {scenario}")
+            raise

@@ -158,7 +158,10 @@ class Cluster:
 
     async def wait_until_established(self) -> None:
         """Returns when every CRD is served, which is some moments after it was applied."""
-        while not all(map(is_established, await self._list("/apis/apiextensions.k8s.io/v1/customresourcedefinitions"))):
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        while True:
+            if all(is_established(crd) for crd in await self._list(path)):
+                return
             await asyncio.sleep(_POLL_S)
 
     async def services(self, namespace: str) -> list[Object]:

@@ -26,6 +26,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "plane"
 _SOURCE_FILES = ("go.mod", "go.sum", "main.go")
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 _BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-tags", "providerless")
+_UNFINISHED = "unfinished-"
 
 Report = Callable[[str, int, int], None]
 """Told of progress: what is being done, how much is done, how much there is (0: not known)."""
@@ -64,6 +65,9 @@ def ensure_program(environ: Mapping[str, str], report: Report, source: Path = SO
     target = cached_path(environ, source)
     with _locked(target.parent):
         if not target.is_file():  # else another process built it while this one waited
+            # Whoever began these was killed: nobody else is at work while we hold the lock.
+            for leftover in target.parent.parent.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(leftover)
             _build(environ, source, target, report)
     return target
 
@@ -131,7 +135,7 @@ def _build(environ: Mapping[str, str], source: Path, target: Path, report: Repor
         else:
             packages.add(line)
     num_built = 0
-    with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix=_UNFINISHED) as folder:
         output = Path(folder) / target.name
         flags = version_flags((source / "go.mod").read_text())
         argv = ["go", "build", "-v", *_BUILD_FLAGS, "-ldflags", flags, "-o", str(output), "."]

@@ -8,6 +8,7 @@ import pytest
 from emberline_local.cluster import (
     for_this_machine,
     in_order,
+    is_established,
     is_hopeless,
     make_models_volume,
     pod_troubles,

@@ -106,6 +106,14 @@ def test_a_failed_build_says_why_and_leaves_no_program(source: Path, environ: di
     assert left == []
 
 
+def test_what_a_killed_build_left_goes_with_the_next(source: Path, environ: dict[str, str]) -> None:
+    leftover = Path(environ["XDG_CACHE_HOME"]) / "emberline" / "localplane" / "unfinished-x" / "localplane"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    program.ensure_program(environ, silent, source)
+    assert not leftover.parent.exists()
+
+
 def test_two_at_once_build_once(source: Path, environ: dict[str, str]) -> None:
     threads = [threading.Thread(target=program.ensure_program, args=(environ, silent, source)) for _ in range(2)]
     for thread in threads:

@@ -66,8 +66,12 @@ def _make(source: Path, folder: Path, report: Callable[[str, float], None]) -> N
         shutil.rmtree(leftover)
     unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
     try:
-        unfinished.chmod(0o755)
         convert(source, unfinished / MODEL_NAME, report)
+        # Pods of another user read it, whatever this one's umask is.
+        for path in (unfinished, unfinished / MODEL_NAME):
+            path.chmod(0o755)
+        for file in (unfinished / MODEL_NAME).iterdir():
+            file.chmod(0o644)
         _sync(unfinished)
         unfinished.rename(folder)
         _sync(folder.parent)

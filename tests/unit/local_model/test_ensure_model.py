@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -69,9 +70,13 @@ def test_the_folder_is_made_once(tmp_path: Path, source: Path) -> None:
 
 
 def test_others_may_read_it(tmp_path: Path, source: Path) -> None:
-    folder = ensure_model(tmp_path / "cache", quiet, source)
-    assert folder.stat().st_mode & 0o055 == 0o055
-    assert all(file.stat().st_mode & 0o044 == 0o044 for file in (folder / MODEL_NAME).iterdir())
+    before = os.umask(0o077)
+    try:
+        folder = ensure_model(tmp_path / "cache", quiet, source)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / MODEL_NAME)] == [0o755, 0o755]
+    assert {file.stat().st_mode & 0o777 for file in (folder / MODEL_NAME).iterdir()} == {0o644}
 
 
 def test_another_source_or_conversion_makes_another_folder(

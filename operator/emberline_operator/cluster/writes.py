@@ -65,7 +65,12 @@ class Writer:
         await self._api.request(
             "PATCH",
             BY_KIND[ref.kind].path(namespace, ref.name, "scale"),
-            body={"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata, "spec": {"replicas": replicas}},
+            body={
+                "apiVersion": "autoscaling/v1",
+                "kind": "Scale",
+                "metadata": metadata,
+                "spec": {"replicas": replicas},
+            },
             query=[("fieldManager", names.SCALE_MANAGER), ("force", "true")],
             content_type=APPLY,
         )

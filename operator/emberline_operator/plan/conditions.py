@@ -15,7 +15,7 @@ from emberline_operator.snapshot import Json, time_text
 Truth = Literal["True", "False", "Unknown"]
 MAX_MESSAGE: Final = 1024
 STATUS_PERIOD_S: Final = 5.0
-"""Between two writes of one endpoint's status, unless a condition flips."""
+"""Between two writes of one endpoint's status, unless a condition flips or a new generation is seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,10 @@ def status_delay_s(endpoint: Json, status: Json, written: datetime | None, now: 
     desired = status_object(endpoint, status)
     if not needs_write(endpoint, desired, names.OPERATOR_MANAGER, "status"):
         return None
-    if written is None or _signs(endpoint.get("status", {})) != _signs(status):
+    before = endpoint.get("status", {})
+    # That a new generation has been seen is awaited by whoever applied it, as a flip is.
+    is_flip = _signs(before) != _signs(status) or before.get("observedGeneration") != status.get("observedGeneration")
+    if written is None or is_flip:
         return 0.0
     return max(0.0, STATUS_PERIOD_S - (now - written).total_seconds())
 

@@ -84,7 +84,7 @@ class EngineServer:
             lines = (await answer.text()).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + "{", name + " ")))
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         """Wait until `condition` holds."""
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - what is waited for has no event

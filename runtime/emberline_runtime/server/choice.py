@@ -79,6 +79,7 @@ class Choice:
         self._pieces: list[str] = []
         self._num_unread = 0
         self._max_unread = max_unread_characters
+        """None: the answer is taken as a whole."""
         self._prompt_param = prompt_param
 
     @property
@@ -142,7 +143,8 @@ class Choice:
                 break
         if not self.is_over and update.finish is not None:
             self._end(update)
-        if update.tokens or self.is_over:
+        # A whole answer is taken once it is over; a stream takes each step's text.
+        if self.is_over or (self._max_unread is not None and update.tokens):
             self._wake()
 
     def _show(self, piece: str) -> bool:

@@ -97,9 +97,9 @@ class GenerationEndpoint(ABC):
         record = RequestRecord(scope["path"], scope["state"]["request_id"], service.clock())
         try:
             await self._serve(scope, receive, send, record)
-            record.status = record.status or 200
+            record.status = 200
         except RequestRefused as error:
-            record.status, record.error = error.status, error.message
+            record.status = error.status
             closes = [(b"connection", b"close")] if error.status in (413, 503) else []
             await send_error(send, error, closes)
         except ClientGone:

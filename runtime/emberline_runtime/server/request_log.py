@@ -25,8 +25,8 @@ class RequestRecord:
     arrival_s: float
     model: str = ""
     stream: bool = False
-    status: int = 0
-    error: str | None = None
+    status: int = 500
+    """Stays so if an unexpected exception ends the request."""
     counts: dict[str, Any] = field(default_factory=dict)
 
     def note(self, choices: Sequence[Choice]) -> None:

@@ -113,16 +113,16 @@ class Answer:
             await self._wait()
         self._raise_failure()
         await _send(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        await _send(send, _body(b"".join(self._bodies.opening(choice) for choice in self.choices), more=True))
+        chunk = b"".join(self._bodies.opening(choice) for choice in self.choices)
         open_choices = list(self.choices)
         while True:
-            chunk, open_choices, error = self._take(open_choices)
-            if error is not None:
-                break
-            if not open_choices:
+            news, open_choices, error = self._take(open_choices)
+            chunk += news
+            if error is not None or not open_choices:
                 break
             if chunk:
                 await _send(send, _body(chunk, more=True))
+                chunk = b""
             await self._wait()
         await _send(send, _body(chunk + self._last(error), more=False))
 

@@ -70,10 +70,8 @@ class Gateway:
         """Until `stop` has come to its end. A failure of what runs beside ends it too: stale knowledge is worse."""
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(start()) for start in self._beside]
-            admin_server = group.create_task(self._admin.serve(admin))
-            await self._public.serve(public)
-            self._admin.should_exit = True
-            await admin_server
+            servers = (self._public.serve(public), self._admin.serve(admin))
+            await asyncio.wait([group.create_task(server) for server in servers])
             for task in beside:
                 task.cancel()
 
@@ -89,6 +87,7 @@ class Gateway:
             await asyncio.wait([exchange.task for exchange in self._proxy.exchanges], timeout=left_s)
         for exchange in list(self._proxy.exchanges):
             exchange.interrupt(Cause.SHUTDOWN)
+        self._admin.should_exit = True  # not earlier: the operator counts what still runs here
 
 
 @asynccontextmanager

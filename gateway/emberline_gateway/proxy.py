@@ -342,7 +342,7 @@ class Proxy:
         if exchange.has_started and not exchange.is_stream:
             exchange.code = 502
             return  # the connection is closed before the announced end: the only sign that is left
-        raise answers.bad_gateway(f"the engine was lost while it answered ({why})")
+        raise answers.bad_gateway("the engine was lost while it answered")
 
 
 class _ClientGoneError(Exception):

@@ -70,7 +70,9 @@ class Local:
     def wait_for(self, what: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not what():
-            assert time.monotonic() < deadline_s, f"not within {timeout_s} s; {self.kubectl('get', 'iep,pods', '-o', 'yaml')}"
+            assert time.monotonic() < deadline_s, (
+                f"not within {timeout_s} s; {self.kubectl('get', 'iep,pods', '-o', 'yaml')}"
+            )
             time.sleep(0.1)
 
     def url(self, name: str) -> str:

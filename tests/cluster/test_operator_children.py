@@ -14,7 +14,11 @@ import pytest_asyncio
 
 from emberline_contract import names
 from emberline_contract.engine_config import EngineConfig
-from emberline_operator.cluster.kinds import CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, SERVICES
+from emberline_operator.cluster.kinds import CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS, SERVICES
+from emberline_operator.desired.template import signature, signed
+from emberline_operator.plan.ownership import owned_fields, owned_part
+from emberline_operator.settings import Install
+from support.operator_objects import fields_of
 from support.operator_rig import (
     OperatorRig,
     condition,
@@ -209,6 +213,34 @@ async def test_an_endpoint_made_again_waits_for_the_first_ones_objects(rig: Oper
         await eventually(owned, "a Deployment of the second endpoint", 15)
         endpoint = await rig.settled("tiny", "ScaledToZero")
         assert condition(endpoint, "Accepted")["status"] == "True"
+
+
+async def test_another_operator_replaces_no_pod(rig: OperatorRig) -> None:
+    """What the operator reads back from managedFields is what it applied, for templates with everything in them."""
+    region = f"eu-{rig.namespace}"[:25].rstrip("-")
+    await rig.region(region)
+    everything = {
+        "accelerator": {"kind": "Nvidia"},
+        "placement": {"regions": [region], "nodeSelector": {"disk": "fast"}},
+    }
+    async with rig.operator():
+        await rig.endpoint("tiny")
+        await rig.endpoint("full", **everything)
+        await rig.settled("tiny", "ScaledToZero")
+        await rig.settled("full", "ScaledToZero")
+        live = [await rig.deployment("tiny"), await rig.deployment("full", region)]
+        await quiet(rig)
+    for deployment in live:
+        fields = owned_fields(deployment, names.OPERATOR_MANAGER)["f:spec"]["f:template"]
+        applied = owned_part(deployment["spec"]["template"], fields)
+        assert signature(signed(applied)) == signature(applied)
+        body = {"metadata": {"name": "x"}, "spec": {"template": applied}}
+        assert fields_of(body)["f:spec"]["f:template"] == fields, "the tests' own idea of FieldsV1 is the API server's"
+    before = await rig.versions()
+    async with rig.operator(install=Install("another/image:2", "http://127.0.0.1:8080"), resync_s=0.3):
+        await asyncio.sleep(1)
+    assert await rig.versions() == before
+    await rig.delete(REGIONS, region)
 
 
 KILLED = """

@@ -60,10 +60,11 @@ class KvCache:
         """Whether a running sequence is computing that block."""
         return key in self._coming
 
-    def start(self, sequence: Sequence) -> Start:
+    def start(self, sequence: Sequence, num_spare: int) -> Start:
         """Give the sequence blocks for all its tokens, as many as possible with their KV in them.
 
-        At least the last token stays to be computed: its logits are wanted. Nothing changes unless STARTED.
+        At least the last token stays to be computed: its logits are wanted. `num_spare` blocks must be left for others.
+        Nothing changes unless STARTED.
         """
         chain, tokens = sequence.chain, sequence.tokens
         found: list[Entry] = []
@@ -77,7 +78,7 @@ class KvCache:
                     return Start.PREFIX_COMING
         num_new = blocks_for(len(tokens), self.block_tokens) - len(found)
         num_idle_hits = sum(self._pool.is_idle(entry.block) for entry in found)
-        if num_new > self._pool.num_idle - num_idle_hits:
+        if num_new + num_spare > self._pool.num_idle - num_idle_hits:
             return Start.NO_ROOM
         for entry in found:
             self._pool.share(entry.block)
@@ -93,6 +94,11 @@ class KvCache:
             self.num_query_tokens += len(tokens)
             self.num_hit_tokens += sequence.num_computed
         return Start.STARTED
+
+    def will_grow(self, sequence: Sequence) -> bool:
+        """Whether the sequence, if it goes on to its last token, needs more blocks than it has."""
+        num_positions = sequence.num_prompt + sequence.request.max_tokens - 1
+        return sequence.finish is None and num_positions > len(sequence.blocks) * self.block_tokens
 
     def lacks_block(self, sequence: Sequence) -> bool:
         """Whether the next position to be scheduled lies beyond the sequence's blocks."""

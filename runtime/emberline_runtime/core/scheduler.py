@@ -215,12 +215,14 @@ class Scheduler:
     def _start_waiting(self, draft: Draft, now_s: float) -> None:
         if not (draft.budget and self._free_slots and self._waiting):
             return
+        # A block for each that still grows: else the newcomer would yield again soon, its prompt computed in vain.
+        num_spare = sum(map(self._cache.will_grow, self._running))
         for sequence in list(self._waiting):
             if not draft.budget or not self._free_slots:
                 return
             if self._cache.is_coming(sequence.waits_for):
                 continue
-            outcome = self._cache.start(sequence)
+            outcome = self._cache.start(sequence, num_spare)
             if outcome is Start.NO_ROOM:
                 return  # Nobody overtakes: else a long prompt might wait for ever.
             if outcome is Start.STARTED:
@@ -228,6 +230,7 @@ class Scheduler:
                 self._bind(sequence, now_s)
                 draft.add_start(sequence)
                 draft.add_chunk(sequence)
+                num_spare += self._cache.will_grow(sequence)
 
     def _bind(self, sequence: Sequence, now_s: float) -> None:
         sequence.slot = heappop(self._free_slots)

@@ -116,6 +116,22 @@ def test_preempted_ones_keep_their_order() -> None:
     assert ends == ["a", "b", "c", "d"]
 
 
+def test_a_newcomer_leaves_a_block_for_each_that_still_grows() -> None:
+    rig = Rig(make_limits(num_blocks=5), prefix_caching=False)
+    rig.submit(ask("grows", 8, 9))
+    rig.submit(ask("new", 12, 3))
+    rig.step()
+    assert rig.started == ["grows"], "3 blocks are idle and would do now, but the first will need 2 more"
+    rig.run(50)
+    assert rig.scheduler.stats().num_preemptions == 0
+    rig = Rig(make_limits(num_blocks=6), prefix_caching=False)
+    rig.submit(ask("full", 8, 1))
+    rig.submit(ask("new", 16, 1))
+    rig.step()
+    assert rig.started == ["full", "new"], "one that will not grow needs no block left"
+    rig.run(50)
+
+
 def test_nothing_is_sampled_before_history_is_back() -> None:
     rig = Rig(make_limits(num_blocks=9, max_rows=5), prefix_caching=False, max_sequences=2, max_batch_tokens=5)
     rig.submit(ask("first", 8, 20))

@@ -249,6 +249,9 @@ class Scheduler:
         if result.step != launched.plan.step:
             raise ValueError(f"result of step {result.step} committed, step {launched.plan.step} is due")
         by_slot = {slot_result.slot: slot_result for slot_result in result.slots}
+        if len(by_slot) < len(launched.named):
+            missing = [rows.slot for rows in launched.plan.rows if rows.slot not in by_slot]
+            raise ValueError(f"the result of step {result.step} lacks slots {missing}: each slot with rows has one")
         updates: list[Update] = []
         for rows, (sequence, samples) in zip(launched.plan.rows, launched.named, strict=True):
             sequence.num_in_flight -= 1

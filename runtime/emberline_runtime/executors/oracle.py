@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Final
 
 from emberline_contract.engine_config import EngineConfig
@@ -120,6 +121,19 @@ def _made_up_logprob(digest: bytes, token: int) -> TokenLogprobs:
     return TokenLogprobs(token, -digest[0] / 256, 1 + digest[1] % 4)
 
 
+def _read_vocab(config_json: Path) -> int | None:
+    """The vocabulary that a model folder states; None without a config.json."""
+    if not config_json.is_file():
+        return None
+    try:
+        vocab = json.loads(config_json.read_bytes())["vocab_size"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{config_json} states no vocab_size; the oracle needs it, or a folder without config.json"
+        ) from error
+    return int(vocab)
+
+
 @dataclass(slots=True)
 class _Slot:
     start: SlotStart
@@ -181,12 +195,9 @@ class OracleExecutor:
         if self._load_s > 0:
             self._sleep(self._load_s)
         report(Phase.KV)
-        vocab = BYTE_VOCAB
-        config_json = model.path / "config.json"
-        if config_json.is_file():
-            vocab = int(json.loads(config_json.read_bytes())["vocab_size"])
-        elif self._alphabet is None:
-            self._alphabet = PRINTABLE
+        vocab = _read_vocab(model.path / "config.json")
+        if vocab is None:
+            vocab, self._alphabet = BYTE_VOCAB, self._alphabet or PRINTABLE
         max_model_len = min(config.max_model_len or MAX_MODEL_LEN, MAX_BLOCKS * BLOCK_TOKENS)
         self._allocate(
             ExecutorLimits(

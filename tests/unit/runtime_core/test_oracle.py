@@ -258,6 +258,12 @@ def test_a_model_folder_says_the_vocabulary(tmp_path: Path) -> None:
     assert oracle.limits.max_in_flight == 2
 
 
+def test_a_model_folder_without_a_vocabulary_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="states no vocab_size"):
+        load(OracleExecutor(), tmp_path)
+
+
 def test_steps_take_their_time_also_in_flight() -> None:
     time = Time()
     limits = make_limits(num_blocks=8, max_in_flight=2)

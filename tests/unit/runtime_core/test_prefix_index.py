@@ -93,6 +93,8 @@ def test_keys_are_a_documented_function_of_salt_and_tokens() -> None:
     root = hashlib.sha256(b"emberline-prefix-1" + tag).digest()
     assert root_key(TENANT_A) == root
     assert block_key(root, [1, 2]) == hashlib.sha256(root + b"\x01\0\0\0\x02\0\0\0").digest()
+    chain = chain_of(PrefixIndex(2), [1, 2, 3, 4, 5], TENANT_A)
+    assert chain.keys == [block_key(root, [1, 2]), block_key(block_key(root, [1, 2]), [3, 4])]
 
 
 def test_a_hash_that_always_collides_costs_hits_and_never_gives_anothers_block() -> None:

@@ -493,6 +493,14 @@ class TestContract:
         with pytest.raises(ValueError, match="result of step 1 committed, step 0 is due"):
             scheduler.commit(answer_all(second))
 
+    def test_a_result_that_lacks_a_slot_is_refused(self) -> None:
+        scheduler = make_scheduler()
+        scheduler.submit(ask("a", 4))
+        plan = scheduler.schedule(0.0)
+        assert plan is not None
+        with pytest.raises(ValueError, match=r"step 0 lacks slots \[0\]"):
+            scheduler.commit(StepResult(plan.step))
+
     def test_a_fault_is_told_with_its_message(self) -> None:
         scheduler = make_scheduler()
         scheduler.submit(ask("a", 4))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from emberline_runtime.core.admission import Refused
+from emberline_runtime.core.prefix_index import Hash, sha256
 from emberline_runtime.core.request import FinishReason, Request, Update
 from emberline_runtime.core.scheduler import Scheduler
 from emberline_runtime.core.step import ExecutorLimits, SamplingSpec, StepPlan, TokenLogprobs, Want
@@ -75,6 +76,7 @@ class Rig:
         prefix_caching: bool = True,
         alphabet: Sequence[int] | None = None,
         poison_token: int | None = None,
+        digest: Hash = sha256,
     ) -> None:
         self.limits = limits
         self.alphabet = alphabet or range(limits.vocab)
@@ -85,6 +87,7 @@ class Rig:
             max_sequences=max_sequences,
             max_queued_requests=max_queued_requests,
             prefix_caching=prefix_caching,
+            digest=digest,
         )
         self.executor = OracleExecutor(limits, alphabet=self.alphabet, poison_token=poison_token)
         self.heard: dict[str, Heard] = {}

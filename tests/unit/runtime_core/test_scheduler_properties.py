@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from emberline_runtime.core.prefix_index import sha256
 from emberline_runtime.core.request import Request
 from emberline_runtime.core.step import SamplingSpec
 from support.engine_rig import Rig, make_limits
@@ -45,9 +46,16 @@ class Scenario:
     max_sequences: int
     max_in_flight: int
     prefix_caching: bool
+    is_hash_weak: bool
+    """Keys of different prefixes collide all the time."""
     arrivals: tuple[Arrival, ...]
     launches: tuple[int, ...]
     """Per tick, how many plans are launched before one is committed."""
+
+
+def weak_hash(data: bytes) -> bytes:
+    """Two bits."""
+    return bytes([sha256(data)[0] & 3])
 
 
 def make_sampling(rng: Random, max_tokens: int) -> SamplingSpec:
@@ -99,6 +107,7 @@ def make_scenario(rng: Random) -> Scenario:
         max_sequences=rng.randint(1, 6),
         max_in_flight=rng.randint(1, 2),
         prefix_caching=rng.choice([True, True, False]),
+        is_hash_weak=rng.choice([True, False, False, False]),
         arrivals=tuple(make_arrival(rng, index, num_blocks * block_tokens) for index in range(rng.randint(1, 10))),
         launches=tuple(rng.choice([0, 1, 2, 2]) for _ in range(6)),
     )
@@ -136,6 +145,7 @@ def play(scenario: Scenario) -> Rig:
         prefix_caching=scenario.prefix_caching,
         alphabet=ALPHABET,
         poison_token=POISON,
+        digest=weak_hash if scenario.is_hash_weak else sha256,
     )
     arrivals = scenario.arrivals
     num_tokens = sum(len(a.request.prompt) + a.request.max_tokens for a in arrivals)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,19 @@ def test_cold_and_warm_prefixes(executor: TorchExecutor, alone: dict[str, list[i
 
 def generate_kept(executor: TorchExecutor, request: Request, scheduler: object) -> list[int]:
     return generate(executor, [request], scheduler=scheduler)[request.id]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_any_number_of_threads(executor: TorchExecutor, num_threads: int) -> None:
+    """Not across numbers of threads, which torch does not promise: within one that the machine's cores do not divide."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        requests = make_requests()[::3]
+        told = {request.id: generate(executor, [request])[request.id] for request in requests}
+        assert generate(executor, requests) == told
+    finally:
+        torch.set_num_threads(before)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

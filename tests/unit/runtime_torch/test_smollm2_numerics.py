@@ -28,7 +28,7 @@ PROMPTS = [
     "1, 1, 2, 3, 5, 8,",
     "Dear Sir or Madam, I am writing to",
 ]
-NUM_NEW = 24
+NUM_NEW = 16
 TIE_GAP = 1e-3
 """Between the two best logits in fp32: below it the order of summation decides."""
 CLEAR_GAP = 0.25

@@ -15,7 +15,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own usage
 from emberline_runtime.executors.torch.batch import Batch, Piece
 
 TILE_ROWS = 32
-"""Rows of every matrix product of the exact form: other numbers of rows round differently."""
+"""Rows of every product with a weight in exact mode: other numbers of rows round differently."""
+QUERY_ROWS = 8
+"""Folded query rows of every product in exact attention: few, since a decode has only its query heads to fill them."""
 CHUNK_TOKENS = 256
 """The exact form cuts keys at absolute multiples of this."""
 
@@ -90,82 +92,99 @@ class _Call:
 
 
 class ExactAttention:
-    """Each piece by itself, every matrix product of one shape, chunks of keys merged in the order of positions.
+    """Every matrix product of one shape and of one sequence, chunks of keys merged in the order of positions.
 
     So a row's result depends on its own sequence alone: not on its neighbours, nor on how the prompt was cut into steps.
+    What works row by row (masks, exponentials, sums over one chunk) runs over all sequences at once.
     """
 
     def __init__(self, batch: Batch, block_tokens: int, zero_block: int, num_rows: int, device: torch.device) -> None:
         if CHUNK_TOKENS % block_tokens:
             raise ValueError(f"chunks of {CHUNK_TOKENS} tokens are not whole blocks of {block_tokens}")
+        self._pieces = batch.pieces
         self._num_rows = num_rows
-        self._pieces = [_ExactPiece(piece, block_tokens, zero_block, device) for piece in batch.pieces]
+        self._device = device
+        chunk_blocks = CHUNK_TOKENS // block_tokens
+        table: list[int] = []
+        self._first_chunks: list[int] = []
+        for piece in batch.pieces:
+            self._first_chunks.append(len(table) // chunk_blocks)
+            table += [*piece.blocks, *[zero_block] * (-len(piece.blocks) % chunk_blocks)]
+        self._table = torch.tensor(table, device=device)
+        self._tiles: dict[int, _Tiles] = {}
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
         """See Attention. Rows beyond the batch, which only fill its last tile, give zeros."""
-        out = q.new_zeros(self._num_rows, q.shape[1] * q.shape[2])
-        for piece in self._pieces:
-            out[piece.rows] = piece.attend(q[piece.rows] * scale, keys, values)
-        return out
+        kv_heads, head_dim = keys.shape[2:]
+        group = q.shape[1] // kv_heads
+        if group not in self._tiles:
+            self._tiles[group] = _Tiles(self._pieces, self._first_chunks, group, self._device)
+        tiles = self._tiles[group]
+        folded = q.view(-1, kv_heads, group, head_dim).transpose(1, 2).reshape(-1, kv_heads, head_dim)
+        queries = folded[tiles.sources].view(-1, QUERY_ROWS, kv_heads, head_dim).transpose(1, 2) * scale
+        attended = tiles.attend(queries.contiguous(), self._chunks(keys), self._chunks(values))
+        out = q.new_zeros(self._num_rows * group, kv_heads, head_dim)
+        out[tiles.sources[tiles.is_real]] = attended.transpose(1, 2).reshape(-1, kv_heads, head_dim)[tiles.is_real]
+        return out.view(self._num_rows, group, kv_heads, head_dim).transpose(1, 2).reshape(self._num_rows, -1)
+
+    def _chunks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """[chunk, kv head, token, dim]: the chunks of every piece, one after another."""
+        chosen = blocks.index_select(0, self._table)
+        return chosen.view(-1, CHUNK_TOKENS, *blocks.shape[2:]).transpose(1, 2)
 
 
-class _ExactPiece:
-    """One piece's chunks of keys and the masks between its rows and them."""
+class _Tiles:
+    """The folded rows of all pieces in tiles, none with rows of two pieces. Row r, query head g is folded row r * group + g."""
 
-    def __init__(self, piece: Piece, block_tokens: int, zero_block: int, device: torch.device) -> None:
-        self.rows = slice(piece.first_row, piece.first_row + piece.num_rows)
-        self._end = piece.end
-        self._positions = torch.arange(piece.start, piece.end, device=device)
-        chunk_blocks = CHUNK_TOKENS // block_tokens
-        padding = [zero_block] * (-len(piece.blocks) % chunk_blocks)
-        self._tables = torch.split(torch.tensor([*piece.blocks, *padding], device=device), chunk_blocks)
-        self._hidden: dict[int, list[list[torch.Tensor]]] = {}
+    def __init__(self, pieces: Sequence[Piece], first_chunks: Sequence[int], group: int, device: torch.device) -> None:
+        sources: list[int] = []
+        positions: list[int] = []
+        is_real: list[bool] = []
+        self._first_chunks: list[int] = []
+        last_positions: list[int] = []
+        for piece, first_chunk in zip(pieces, first_chunks, strict=True):
+            first, num_folded = piece.first_row * group, piece.num_rows * group
+            for start in range(0, num_folded, QUERY_ROWS):
+                rows = range(start, start + QUERY_ROWS)
+                # Filling repeats the piece's last row; what comes of it is dropped.
+                inside = [min(row, num_folded - 1) for row in rows]
+                sources += [first + row for row in inside]
+                positions += [piece.start + row // group for row in inside]
+                is_real += [row < num_folded for row in rows]
+                self._first_chunks.append(first_chunk)
+                last_positions.append(positions[-1])
+        self.sources = torch.tensor(sources, device=device)
+        self.is_real = torch.tensor(is_real, device=device)
+        self._visits = self._plan_visits(torch.tensor(positions, device=device).view(-1, QUERY_ROWS), last_positions)
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        num_rows, heads, head_dim = q.shape
-        kv_heads = keys.shape[2]
-        group = heads // kv_heads
-        folded = q.view(num_rows, kv_heads, group, head_dim).transpose(0, 1).reshape(kv_heads, -1, head_dim)
-        num_folded = num_rows * group
-        folded = F.pad(folded, (0, 0, 0, -num_folded % TILE_ROWS))
-        chunk_keys = [keys[table].flatten(0, 1).permute(1, 2, 0).contiguous() for table in self._tables]
-        chunk_values = [values[table].flatten(0, 1).transpose(0, 1).contiguous() for table in self._tables]
-        tiles = [
-            _attend_tile(tile.contiguous(), chunk_keys, chunk_values, hidden)
-            for tile, hidden in zip(torch.split(folded, TILE_ROWS, dim=1), self._masks(group), strict=True)
-        ]
-        out = torch.cat(tiles, dim=1)[:, :num_folded].view(kv_heads, num_rows, group, head_dim)
-        return out.transpose(0, 1).reshape(num_rows, heads * head_dim)
+    @staticmethod
+    def _plan_visits(positions: torch.Tensor, last_positions: list[int]) -> list[tuple[list[int], torch.Tensor]]:
+        """For each chunk of positions: the tiles that see any of it, and which of its keys are hidden from their rows."""
+        visits = []
+        offsets = torch.arange(CHUNK_TOKENS, device=positions.device)
+        for start in range(0, max(last_positions) + 1, CHUNK_TOKENS):
+            seeing = [tile for tile, last in enumerate(last_positions) if last >= start]
+            visits.append((seeing, (offsets + start > positions[seeing][:, :, None])[:, None]))
+        return visits
 
-    def _masks(self, group: int) -> list[list[torch.Tensor]]:
-        """For each tile of folded rows and each chunk that it can see: which keys are hidden, [row, key]."""
-        if group not in self._hidden:
-            positions = self._positions.repeat_interleave(group)
-            filled = F.pad(positions, (0, -len(positions) % TILE_ROWS), value=self._end - 1)
-            key_positions = torch.arange(CHUNK_TOKENS, device=positions.device)
-            self._hidden[group] = [
-                [
-                    key_positions + chunk * CHUNK_TOKENS > tile[:, None]
-                    for chunk in range(int(tile.max()) // CHUNK_TOKENS + 1)
-                ]
-                for tile in torch.split(filled, TILE_ROWS)
-            ]
-        return self._hidden[group]
-
-
-def _attend_tile(
-    q: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], hidden: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """[kv head, TILE_ROWS, dim]: a running softmax over the chunks. A chunk that a row cannot see leaves its bits alone."""
-    best = q.new_full((*q.shape[:2], 1), float("-inf"))
-    total = torch.zeros_like(best)
-    out = torch.zeros_like(q)
-    for chunk, mask in enumerate(hidden):
-        scores = torch.bmm(q, keys[chunk]).masked_fill_(mask, float("-inf"))
-        new_best = torch.maximum(best, scores.amax(-1, keepdim=True))
-        weights = torch.exp(scores - new_best)
-        keep = torch.exp(best - new_best)
-        total = total * keep + weights.sum(-1, keepdim=True)
-        out = out * keep + torch.bmm(weights, values[chunk])
-        best = new_best
-    return out / total
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """[tile, kv head, row, dim]: a running softmax over the chunks. One that a row cannot see leaves its bits alone."""
+        best = queries.new_full((*queries.shape[:3], 1), float("-inf"))
+        total = torch.zeros_like(best)
+        out = torch.zeros_like(queries)
+        for index, (seeing, hidden) in enumerate(self._visits):
+            chunks = [self._first_chunks[tile] + index for tile in seeing]
+            scores = queries.new_empty(len(seeing), *queries.shape[1:3], CHUNK_TOKENS)
+            for tile, chunk, into in zip(seeing, chunks, scores, strict=True):
+                torch.bmm(queries[tile], keys[chunk].transpose(1, 2), out=into)
+            scores.masked_fill_(hidden, float("-inf"))
+            new_best = torch.maximum(best[seeing], scores.amax(-1, keepdim=True))
+            weights = torch.exp(scores - new_best)
+            keep = torch.exp(best[seeing] - new_best)
+            part = queries.new_empty(len(seeing), *queries.shape[1:])
+            for row, chunk, into in zip(weights, chunks, part, strict=True):
+                torch.bmm(row, values[chunk], out=into)
+            total[seeing] = total[seeing] * keep + weights.sum(-1, keepdim=True)
+            out[seeing] = out[seeing] * keep + part
+            best[seeing] = new_best
+        return out / total

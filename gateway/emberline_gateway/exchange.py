@@ -37,7 +37,9 @@ class Exchange:
         self.is_stream = False
         self.endpoint: Endpoint | None = None
         self.pod: Pod | None = None
-        """The engine that works on it."""
+        """The engine that works on it now."""
+        self.pod_name = ""
+        """The last one that did."""
         self.heard_s = now_s
         """When that engine last sent something."""
         self.held_s = 0.0

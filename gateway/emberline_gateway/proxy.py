@@ -174,7 +174,7 @@ class Proxy:
             exchange.code = CLIENT_GONE
 
     def _account(self, exchange: Exchange) -> None:
-        endpoint, pod = exchange.endpoint, exchange.pod
+        endpoint = exchange.endpoint
         labels = (endpoint.namespace, endpoint.name) if endpoint else ("", "")
         self._measures.requests.labels(*labels, str(exchange.code)).inc()
         log(
@@ -182,7 +182,7 @@ class Proxy:
             "request",
             request_id=exchange.request_id,
             endpoint=endpoint.qualified if endpoint else None,
-            pod=pod.name if pod else None,
+            pod=exchange.pod_name,
             code=exchange.code,
             stream=exchange.is_stream,
             held_s=round(exchange.held_s, 3),
@@ -212,7 +212,7 @@ class Proxy:
                     pod = await self._hold(exchange, endpoint, desk)
                 except DisplacedError:
                     continue
-            exchange.pod = pod
+            exchange.pod, exchange.pod_name = pod, pod.name
             try:
                 await self._forward(exchange, desk, pod, ask)
             except (_EngineRefusedError, _EngineBusyError) as error:
@@ -229,6 +229,7 @@ class Proxy:
             else:
                 return
             finally:
+                exchange.pod = None
                 desk.give_back(pod)
 
     async def _hold(self, exchange: Exchange, endpoint: Endpoint, desk: Desk) -> Pod:

@@ -18,7 +18,7 @@ from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 
 from emberline_contract import names
-from emberline_contract.http import ADMIN_CLOSE, ADMIN_DEMAND, CloseRequest
+from emberline_contract.http import ADMIN_CLOSE, ADMIN_DEMAND, CHAT_COMPLETIONS, CloseRequest
 from emberline_gateway.activation import ClusterError, WakeOutcome
 from emberline_gateway.cluster import Cluster
 from emberline_gateway.directory import Directory, Target
@@ -238,6 +238,30 @@ async def test_a_burst_of_twenty_wakes_once_and_all_are_answered(installed: Test
             assert await again == "Hello, world"
         installed.kubectl("delete", names.ENDPOINT_PLURAL, "tiny", "-n", namespace)
         await eventually(lambda: running.gateway.directory.endpoint(namespace, "tiny") is None)
+
+
+async def test_two_gateways_wake_once_and_both_answer(installed: TestPlane, namespace: str) -> None:
+    installed.apply(endpoint(namespace), deployment(namespace, 0))
+    async with (
+        engine_on_own_address() as engine,
+        own_gateway(installed) as one,
+        own_gateway(installed) as other,
+        aiohttp.ClientSession() as session,
+    ):
+        for running in (one, other):
+            await eventually(lambda running=running: running.gateway.directory.endpoint(namespace, "tiny"))  # type: ignore[misc]
+
+        async def ask(url: str) -> int:
+            body = {"model": f"{namespace}/tiny", "messages": []}
+            async with session.post(url + CHAT_COMPLETIONS, json=body) as response:
+                return response.status
+
+        answers = [asyncio.create_task(ask(running.url)) for running in (one, other) for _ in range(10)]
+        await play_pod(installed, namespace, engine)
+        assert await asyncio.gather(*answers) == [200] * 20
+        codes = [write["responseStatus"]["code"] for write in scale_writes(installed, namespace)]
+        assert codes.count(200) == 1
+        assert set(codes) <= {200, 422}
 
 
 def _target(namespace: str) -> Target:

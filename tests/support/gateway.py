@@ -158,6 +158,11 @@ class FakeCluster:
             self._directory.pod_sink.put(raw)
         return raw
 
+    def pod_of(self, url: str) -> Raw:
+        """The pod whose engine listens there."""
+        port = int(url.rsplit(":", 1)[1])
+        return next(p for p in self.pods.values() if p["spec"]["containers"][0]["ports"][0]["containerPort"] == port)
+
     def drop_pod(self, raw: Raw) -> None:
         """The pod is gone."""
         del self.pods[raw["metadata"]["uid"]]

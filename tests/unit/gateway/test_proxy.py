@@ -417,6 +417,21 @@ async def test_a_stuck_engine_is_left_for_another(monkeypatch: pytest.MonkeyPatc
         assert all(call.was_cancelled for call in at.engines[0].calls)
 
 
+async def test_an_engine_that_fell_silent_after_it_refused_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patrol, "ENGINE_SILENCE_S", 0.1)
+    monkeypatch.setattr(patrol, "LIVE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(patrol, "ROUND_S", 0.05)
+    monkeypatch.setattr(routing, "LEAVE_OUT_S", 60.0)
+    async with rig({"status": 503}, {}) as at:
+        at.cluster.drop_pod(at.cluster.pod_of(at.engines[1].url))
+        answer = asyncio.create_task(at.ask())
+        await eventually(lambda: at.held() == 1 and at.engine.calls)
+        at.engine.is_stuck = True
+        await asyncio.sleep(0.5)
+        at.cluster.put_pod(make_pod(url=at.engines[1].url))
+        assert await answer == "Hello, world"
+
+
 async def test_a_slow_engine_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patrol, "ENGINE_SILENCE_S", 0.1)
     monkeypatch.setattr(patrol, "ROUND_S", 0.05)

@@ -91,11 +91,16 @@ async def _run(
                 task.cancel()
 
 
-async def _list(api: Api, caches: Caches, queue: Queue, liveness: Liveness) -> None:
-    await caches.list_all(api)
+async def _list(api: Api, caches: Caches, queue: Queue, liveness: Liveness, spread_s: float = 0.0) -> None:
+    """List everything; what has changed is looked at at once, the rest within `spread_s`, so that nobody waits for it."""
+    changed = await caches.list_all(api)
     liveness.on_list()
-    for endpoint in caches[ENDPOINTS]:
-        queue.enqueue(key_of(endpoint))
+    for obj in changed:
+        for key in watches.concerned(caches, obj):
+            queue.enqueue(key)
+    num_endpoints = len(caches[ENDPOINTS])
+    for rank, endpoint in enumerate(caches[ENDPOINTS]):
+        queue.enqueue(key_of(endpoint), spread_s * rank / num_endpoints)
 
 
 async def _resync(period_s: float, api: Api, caches: Caches, queue: Queue, liveness: Liveness) -> None:
@@ -106,7 +111,7 @@ async def _resync(period_s: float, api: Api, caches: Caches, queue: Queue, liven
         await asyncio.sleep(delay_s)
         delay_s = period_s
         try:
-            await _list(api, caches, queue, liveness)
+            await _list(api, caches, queue, liveness, spread_s=delay_s / 10)
         except ClusterError as error:
             _log.warning("resync failed: %s", error)
 

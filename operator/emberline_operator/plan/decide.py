@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from emberline_contract import names
 from emberline_contract.conditions import Reason
@@ -21,8 +22,10 @@ from emberline_operator.precision import choose_precision
 from emberline_operator.settings import Install
 from emberline_operator.snapshot import Json, Ref, Snapshot
 
-LEFTOVER_POLL_S = 2.0
-BUSY_RETRY_S = 10.0
+LEFTOVER_POLL_S: Final = 2.0
+TAKEN_POLL_S: Final = 15.0
+"""Nobody tells when somebody else's object goes."""
+BUSY_RETRY_S: Final = 10.0
 
 
 def decide(seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
@@ -58,7 +61,7 @@ def _placed(found: Findings, accepted: Accepted, placement: Placement, install: 
                 f"somebody else's object has a name that this endpoint needs: {taken}."
                 " It is never taken over; delete it or give the endpoint another name"
             )
-            return _rejected(found, Rejection(Reason.NAME_TAKEN, message), now)
+            return _rejected(found, Rejection(Reason.NAME_TAKEN, message), now, TAKEN_POLL_S)
         case Belonging(leftovers=leftovers) if leftovers:
             # The garbage collector deletes what an earlier endpoint of this name left.
             return Plan((), make_status(found, now), LEFTOVER_POLL_S)
@@ -69,10 +72,10 @@ def _placed(found: Findings, accepted: Accepted, placement: Placement, install: 
     return _with_scaling(found, accepted, plan_children(desired, seen, accepted), now)
 
 
-def _rejected(found: Findings, rejection: Rejection, now: datetime) -> Plan:
+def _rejected(found: Findings, rejection: Rejection, now: datetime, again_s: float | None = None) -> Plan:
     """Nothing is touched. What runs goes on, and status still tells of it."""
-    deployment = _own_deployment(found.seen)
-    return Plan((), make_status(replace(found, rejection=rejection, deployment=deployment), now))
+    found = replace(found, rejection=rejection, deployment=_own_deployment(found.seen))
+    return Plan((), make_status(found, now), again_s)
 
 
 def _with_scaling(found: Findings, accepted: Accepted, children: tuple[Action, ...], now: datetime) -> Plan | Ask:

@@ -11,6 +11,7 @@ needed here), `v:...` an item of a set, `.` the item itself, `{}` a value that i
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from decimal import Decimal
@@ -71,10 +72,16 @@ def needs_write(live: Json, desired: Json, manager: str, subresource: str = "") 
 
 
 def _names_item(name: str, item: Any) -> bool:
+    said = _parsed(name[2:])
     if name.startswith("v:"):
-        return bool(json.loads(name[2:]) == item)
-    keys: Json = json.loads(name[2:])
-    return isinstance(item, dict) and all(item.get(key) == value for key, value in keys.items())
+        return bool(said == item)
+    return isinstance(item, dict) and all(item.get(key) == value for key, value in said.items())
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Any:
+    """The same few keys come with every object of a kind."""
+    return json.loads(text)
 
 
 def _is_owned(wanted: Any, live: Any, fields: Json, name: str) -> bool:

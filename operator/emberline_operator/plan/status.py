@@ -143,7 +143,7 @@ def _scaling(found: Findings) -> Verdict:
     if found.idleness is not None and found.idleness.unknown:
         status = "Unknown" if found.idleness.has_gateway else "False"
         return Verdict(kind, status, Reason.DEMAND_UNKNOWN, found.idleness.unknown)  # type: ignore[arg-type]
-    floor = f"{scaling.min_replicas} replicas" if scaling.min_replicas else "zero"
+    floor = f"its floor of {scaling.min_replicas}" if scaling.min_replicas else "zero"
     message = f"{scaling.idle_after} without any request put the endpoint back to {floor}"
     return Verdict(kind, "True", Reason.FOLLOWS_DEMAND, message)
 

@@ -86,6 +86,7 @@ def test_a_strangers_object_is_never_touched(owner: Raw, where: str) -> None:
     accepted = condition_of(plan, "Accepted")
     assert (accepted["status"], accepted["reason"]) == ("False", "NameTaken")
     assert "Deployment tiny--default" in accepted["message"]
+    assert plan.requeue_after_s is not None, "nobody tells when it goes"
     assert condition_of(plan, "Ready")["reason"] == "NotAccepted"
     assert condition_of(plan, "Stalled")["status"] == "True"
 

@@ -136,11 +136,18 @@ class Rig:
     def launch(self) -> bool:
         """Launch the next plan, if there is one."""
         has_work, num_in_flight = self.scheduler.has_work, self.scheduler.num_in_flight
+        leaving = {s.slot for s in self.scheduler._running if s.is_leaving}
+        num_preemptions = self.scheduler.stats().num_preemptions
         plan = self.scheduler.schedule(0.0)
         self.scheduler.check_integrity()
         if plan is None:
             assert num_in_flight or not has_work, "requests wait, nothing runs and nothing is in flight"
             return False
+        assert not leaving & {rows.slot for rows in plan.rows}, "one that is to yield goes on"
+        if self.scheduler.stats().num_preemptions > num_preemptions or any(
+            s.is_leaving for s in self.scheduler._running
+        ):
+            assert not plan.starts, "one starts in a step in which another has to yield"
         by_slot = {s.slot: s.request.id for s in self.scheduler._running}
         self.started += [by_slot[start.slot] for start in plan.starts]
         self.plans.append(plan)

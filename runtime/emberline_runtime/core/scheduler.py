@@ -160,14 +160,14 @@ class Scheduler:
         if len(self._in_flight) >= self.limits.max_in_flight:
             return None
         draft = Draft(self._budget)
-        decodes, is_short = self._make_room([s for s in self._running if s.can_decode])
+        decodes, has_room = self._make_room([s for s in self._running if s.can_decode])
         for sequence in decodes:
             new_blocks = (self._cache.grow(sequence),) if self._cache.lacks_block(sequence) else ()
             draft.add_decode(sequence, new_blocks)
         for sequence in self._running:
             if draft.budget and sequence.can_prefill:
                 draft.add_chunk(sequence)
-        if not is_short:
+        if has_room:
             self._start_waiting(draft, now_s)
         if draft.is_empty:
             return None
@@ -178,19 +178,22 @@ class Scheduler:
         return launched.plan
 
     def _make_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], bool]:
-        """Those of `decodes` that have or can get a block for their next token, and whether any request had to yield."""
+        """Those of `decodes` that have or can get a block for their next token, after others have yielded if need be.
+
+        Also whether there was room for all: if not, nobody starts in this step, who would soon have to yield in turn.
+        """
         cache = self._cache
-        is_short = any(s.is_leaving for s in self._running)
+        has_room = not any(s.is_leaving for s in self._running)
         num_lacking = sum(map(cache.lacks_block, decodes))
         while num_lacking > cache.num_idle:
-            is_short = True
+            has_room = False
             if any(s.finish is not None or s.is_leaving for s in self._running):
                 # Blocks are on their way back: the latest starters skip a step.
-                return self._without_latest(decodes, num_lacking - cache.num_idle), True
+                return self._without_latest(decodes, num_lacking - cache.num_idle), False
             self._preempt(self._choose_victim())
             decodes = [s for s in decodes if s.can_decode]
             num_lacking = sum(map(cache.lacks_block, decodes))
-        return decodes, is_short
+        return decodes, has_room
 
     def _without_latest(self, decodes: list[Sequence], num_excess: int) -> list[Sequence]:
         lacking = [s for s in decodes if self._cache.lacks_block(s)]

@@ -106,6 +106,23 @@ def test_the_least_computed_yields_and_returns_before_later_ones(max_in_flight: 
     assert "first" not in rig.started[1:], "the one that has most computed never yields"
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_the_least_computed_yields_also_where_it_came_first(max_in_flight: int) -> None:
+    rig = Rig(make_limits(num_blocks=9, max_in_flight=max_in_flight), prefix_caching=False, max_sequences=2)
+    rig.submit(ask("short", 4, 20))
+    rig.submit(ask("long", 20, 12))
+    rig.run(300)
+    assert rig.started == ["short", "long", "short"]
+
+
+def test_the_less_urgent_yields_whatever_it_has_computed() -> None:
+    rig = Rig(make_limits(num_blocks=9), prefix_caching=False, max_sequences=2)
+    rig.submit(ask("urgent", 4, 20, priority=-1))
+    rig.submit(ask("long", 20, 12))
+    rig.run(300)
+    assert rig.started == ["urgent", "long", "long"]
+
+
 def test_preempted_ones_keep_their_order() -> None:
     rig = Rig(make_limits(num_blocks=12, max_sequences=4), prefix_caching=False, max_sequences=4)
     for name in ("a", "b", "c", "d"):

@@ -85,7 +85,12 @@ async def _replay(events: list[tuple[str, int]]) -> None:
         for number in released:
             at_pod[number] = held.pop(number).waiter.result()
 
-    def hold(number: int) -> None:
+    def go(number: int) -> None:
+        pod = desk.take()
+        if pod is not None:
+            assert not held
+            at_pod[number] = pod
+            return
         try:
             held[number] = desk.hold(number, MAX_QUEUE)
         except QueueFullError:
@@ -93,12 +98,7 @@ async def _replay(events: list[tuple[str, int]]) -> None:
 
     for what, which in events:
         if what == "arrive":
-            pod = desk.take()
-            if pod is None:
-                hold(num_arrived)
-            else:
-                assert not held
-                at_pod[num_arrived] = pod
+            go(num_arrived)
             num_arrived += 1
         elif what == "cancel" and held:
             desk.withdraw(held.pop(sorted(held)[which % len(held)]))
@@ -109,7 +109,7 @@ async def _replay(events: list[tuple[str, int]]) -> None:
                 desk.leave_out(pod)
             desk.give_back(pod)
             if what == "refused":
-                hold(number)
+                go(number)
         elif what in ("ready", "loading", "leaving"):
             rig.put(f"pod-{which}", what)
         elif what == "gone":

@@ -33,6 +33,8 @@ from emberline_runtime.server.streaming import Answer, ClientGone, read_body, se
 
 BODY_TIMEOUT_S: Final = 30.0
 """A client has this long to send its body."""
+LONG_BODY_BYTES: Final = 64 * 1024
+"""Longer bodies are parsed on the worker thread: a million token ids would hold up every stream."""
 MAX_TENANT_CHARACTERS: Final = 256
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default of `max_tokens` for /v1/completions."""
@@ -109,8 +111,10 @@ class GenerationEndpoint(ABC):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         headers = Headers(scope=scope)
-        self._service.require_prompts()
-        parameters = self.parse(await self._body(headers, receive))
+        prompts = self._service.require_prompts()
+        body = await self._body(headers, receive)
+        is_long = len(body) > LONG_BODY_BYTES
+        parameters = await prompts.in_worker(lambda: self.parse(body)) if is_long else self.parse(body)
         self._check_model(parameters.model)
         record.model, record.stream = parameters.model, parameters.stream
         caller = _caller(headers, record.request_id)
@@ -242,14 +246,11 @@ class CompletionEndpoint(GenerationEndpoint):
     async def prompts(self, prompts: Prompts, parameters: GenerationParameters) -> list[tuple[tuple[int, ...], int]]:
         """One for each of `prompt`."""
         assert isinstance(parameters, CompletionRequest)
-        made = []
-        for prompt in parameters.prompt:
-            tokens = await prompts.of_prompt(prompt)
-            limit = prompts.decide_max_tokens(
-                len(tokens), parameters.max_tokens, DEFAULT_COMPLETION_TOKENS, self.prompt_param
-            )
-            made.append((tokens, limit))
-        return made
+        limit, default, param = parameters.max_tokens, DEFAULT_COMPLETION_TOKENS, self.prompt_param
+        return [
+            (tokens, prompts.decide_max_tokens(len(tokens), limit, default, param))
+            for tokens in await prompts.of_prompts(parameters.prompt)
+        ]
 
     @override
     def bodies(self, identity: Identity, *, include_usage: bool) -> Bodies:

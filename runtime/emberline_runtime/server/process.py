@@ -143,9 +143,7 @@ class EngineProcess:
         details = {phase.value: round(seconds, 3) for phase, seconds in self.engine.startup_s.items()}
         logger.info("ready", extra={"details": {"executor": selection.name, "startup_s": details}})
         self.metrics.set_info(selection.name, config.device, config.dtype, package_version())
-        # What can wait until nobody waits: the first chat request finds its template compiled.
-        if template is not None:
-            await loop.run_in_executor(self._workers, template.compile)
+        await self._service.prompts.idle()
         self._on_idle()
 
     def _load_text(self) -> tuple[Tokenizer, ChatTemplate | None]:

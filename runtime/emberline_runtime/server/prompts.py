@@ -39,16 +39,24 @@ class Prompts:
         num_characters = sum(len(message["content"]) for message in messages)
         self._refuse_hopeless(num_characters, "messages")
         is_long = num_characters > LONG_TEXT_CHARACTERS
-        text = await self._in_worker(lambda: template.render(messages)) if is_long else template.render(messages)
-        tokens = await self._encode(text, add_special_tokens=False)
-        return self._not_empty(trim_double_bos(tokens, self.tokenizer.bos_id), "messages")
+        text = await self.in_worker(lambda: template.render(messages)) if is_long else template.render(messages)
+        encoded = await self._encode([text], len(text), add_special_tokens=False)
+        return self._not_empty(trim_double_bos(encoded[0], self.tokenizer.bos_id), "messages")
 
-    async def of_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        """A completion's prompt, with the marks that the tokenizer puts around a text; token ids are taken as they are."""
-        if isinstance(prompt, tuple):
-            return prompt
-        self._refuse_hopeless(len(prompt), "prompt")
-        return self._not_empty(await self._encode(prompt, add_special_tokens=True), "prompt")
+    async def of_prompts(self, prompts: Sequence[str | tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Completions' prompts, with the marks that the tokenizer puts around a text; token ids are taken as they are."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            self._refuse_hopeless(len(text), "prompt")
+        num_characters = sum(map(len, texts))
+        encoded = iter(await self._encode(texts, num_characters, add_special_tokens=True))
+        return [self._not_empty(next(encoded), "prompt") if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    async def idle(self) -> None:
+        """Do what the first request would have to wait for otherwise."""
+        if self._template is not None:
+            await self.in_worker(self._template.compile)
+        await self.in_worker(lambda: self.tokenizer.longest_token_bytes)
 
     def decide_max_tokens(self, num_prompt: int, asked: int | None, default: int | None, param: str) -> int:
         """The answer's limit: what was asked, else the default as far as there is room. The core refuses what is too much."""
@@ -66,14 +74,16 @@ class Prompts:
             )
         return left if default is None else min(left, default)
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) > LONG_TEXT_CHARACTERS:
-            return await self._in_worker(
-                lambda: self.tokenizer.encode_long(text, add_special_tokens=add_special_tokens)
-            )
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    async def _encode(self, texts: Sequence[str], num_characters: int, *, add_special_tokens: bool) -> list[list[int]]:
+        tokenizer = self.tokenizer
+        if num_characters <= LONG_TEXT_CHARACTERS:
+            return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return await self.in_worker(
+            lambda: [tokenizer.encode_long(text, add_special_tokens=add_special_tokens) for text in texts]
+        )
 
-    async def _in_worker(self, work: Callable[[], T]) -> T:
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        """The result of `work`, done on the worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     def _refuse_hopeless(self, num_characters: int, param: str) -> None:

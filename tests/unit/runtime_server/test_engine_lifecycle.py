@@ -85,9 +85,10 @@ async def test_long_texts_are_encoded_by_a_worker() -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="worker") as workers:
         prompts = Prompts(tokenizer, template, limits, workers)
         for length in (10, LONG_TEXT_CHARACTERS + 1):
-            await prompts.of_prompt("x" * length)
+            await prompts.of_prompts(["x" * length])
             await prompts.of_messages([{"role": "user", "content": "x" * length}])
         with pytest.raises(RequestRefused, match=f"at least {2 * LONG_TEXT_CHARACTERS + 1} tokens"):
-            await prompts.of_prompt("x" * (2 * LONG_TEXT_CHARACTERS + 1))
+            await prompts.of_prompts(["x" * (2 * LONG_TEXT_CHARACTERS + 1)])
+        assert [len(tokens) for tokens in await prompts.of_prompts(["x" * 3000, (1, 2), "x" * 3000])] == [3001, 2, 3001]
     here = threading.current_thread().name
-    assert tokenizer.threads == [here, here, "worker_0", "worker_0"]
+    assert tokenizer.threads == [here] * 2 + ["worker_0"] * 4

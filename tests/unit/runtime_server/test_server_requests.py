@@ -275,7 +275,7 @@ async def test_a_lost_executor_ends_streams_with_an_error_event_and_the_process_
         whole = asyncio.create_task(server.post(COMPLETIONS, completion(max_tokens=8000)))
         body = completion(max_tokens=8000, stream=True)
         async with server.http.post(server.url + COMPLETIONS, json=body, headers={"x-emberline-usage": "1"}) as answer:
-            await answer.content.readline()
+            await answer.content.readuntil(b"\n\n")
             executor.is_lost = True
             text = await answer.text()
         events = sse_events(text)
@@ -319,7 +319,7 @@ async def test_drain_ends_streams_with_an_error_event_at_its_deadline(tmp_path: 
     async with serving(tmp_path, OracleExecutor(step_s=0.005), drain_timeout_s=0.1) as server:
         body = completion(max_tokens=8000, stream=True)
         async with server.http.post(server.url + COMPLETIONS, json=body) as answer:
-            await answer.content.readline()
+            await answer.content.readuntil(b"\n\n")
             server.process.stop()
             events = sse_events((await answer.read()).decode())
         assert json.loads(events[-1])["error"]["code"] == 503

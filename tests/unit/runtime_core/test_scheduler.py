@@ -500,6 +500,21 @@ class TestContract:
         assert [rows.mask_row for rows in third.rows] == [-1, 0, 1]
         assert [rows.tokens for rows in third.rows] == [(), (1,), (1,)], "the plain one runs ahead still"
 
+    def test_those_that_sit_out_a_step_still_have_their_rows_in_the_next(self) -> None:
+        # While two constrained ones wait for their result, a step has rows left; later all three would want one.
+        limits = replace(make_limits(max_in_flight=2, max_rows=8), features=frozenset({"grammar"}))
+        scheduler = Scheduler(limits, max_batch_tokens=2, max_sequences=4, max_queued_requests=9, prefix_caching=False)
+        for name in ("g1", "g2", "g3"):
+            scheduler.submit(ask(name, 1, sampling=replace(GREEDY, grammar=True)))
+        first = scheduler.schedule(0.0)
+        assert first is not None
+        assert len(first.rows) == 2
+        assert scheduler.schedule(0.0) is None
+        scheduler.commit(answer_all(first))
+        second = scheduler.schedule(0.0)
+        assert second is not None
+        assert [rows.slot for rows in second.rows] == [rows.slot for rows in first.rows]
+
     def test_results_come_in_the_order_of_the_plans(self) -> None:
         scheduler = make_scheduler(max_in_flight=2)
         scheduler.submit(ask("a", 4))

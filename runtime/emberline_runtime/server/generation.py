@@ -102,7 +102,7 @@ class GenerationEndpoint(ABC):
             record.status = 200
         except RequestRefused as error:
             record.status = error.status
-            closes = [(b"connection", b"close")] if error.status in (413, 503) else []
+            closes = [(b"connection", b"close")] if error.status in (408, 413, 503) else []
             await send_error(send, error, closes)
         except ClientGone:
             record.status = 499

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES: Final = 32 * 1024
 """Request line and headers together; a head that is not complete after so many bytes is refused."""
@@ -20,6 +21,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _earlier: Sequence[RequestResponseCycle] = ()
+    """Unanswered requests of this connection before the newest."""
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -29,8 +32,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Nothing is awaited any more, and every request of the connection learns it: uvicorn tells the newest alone."""
         self._head_is_done()
+        for cycle in self._earlier:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     @override
@@ -54,8 +60,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """The head is there. A client may send it while its earlier requests are still being answered."""
         self._head_is_done()
+        if self.cycle is not None:
+            self._earlier = [cycle for cycle in (*self._earlier, self.cycle) if not cycle.response_complete]
         super().on_headers_complete()
 
     def _await_head(self) -> None:

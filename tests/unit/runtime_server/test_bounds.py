@@ -1,16 +1,18 @@
 """What a client controls is bounded: heads, silent connections, unread text."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from emberline_runtime.core.request import FinishReason, Request, Update
 from emberline_runtime.core.step import SamplingSpec
+from emberline_runtime.executors.oracle import OracleExecutor
 from emberline_runtime.server import protocol
 from emberline_runtime.server.choice import Choice
 from emberline_runtime.text.tokenizer import ByteTokenizer
-from support.engine_server import serving
+from support.engine_server import completion, serving
 
 
 async def exchange(url: str, *parts: bytes) -> bytes:
@@ -43,6 +45,18 @@ async def test_a_connection_that_says_too_little_is_closed(tmp_path: Path, monke
     async with serving(tmp_path) as server, asyncio.timeout(5):
         assert await exchange(server.url) == b""
         assert await exchange(server.url, b"GET /ready HTTP/1.1\r\nhost") == b""
+
+
+async def test_requests_sent_ahead_of_answers_end_with_their_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path, OracleExecutor(step_s=0.005)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(completion(max_tokens=8000)).encode()
+        request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(request * 2)
+        await server.until(lambda: server.process.engine.num_active == 1)
+        writer.close()
+        await server.until_idle()
 
 
 class Engine:

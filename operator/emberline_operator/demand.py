@@ -23,6 +23,8 @@ ASK_TIMEOUT_S: Final = 3.0
 FRESH_S: Final = 1.0
 """Answers are shared by all endpoints that ask within this time."""
 CLOSE_TTL_S: Final = 15.0
+HANDSHAKE_S: Final = 10.0
+"""Closing and the write that it protects must be over by then: well before the first gateway opens again by itself."""
 SLACK_S: Final = 0.5
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 

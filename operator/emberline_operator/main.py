@@ -48,7 +48,8 @@ def main() -> None:
 async def run(settings: Settings, *, stop: asyncio.Event | None = None, ready: asyncio.Event | None = None) -> None:
     """Run one operator until `stop` or a signal; `ready` is set when everything has been listed."""
     api = await Api.connect(settings.kubeconfig)
-    async with aiohttp.ClientSession() as session:
+    # Gateways are asked seldom: a connection that is kept would only outlive its gateway.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         try:
             await _run(settings, api, session, stop or asyncio.Event(), ready or asyncio.Event())
         finally:

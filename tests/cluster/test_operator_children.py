@@ -210,7 +210,8 @@ async def test_an_endpoint_made_again_waits_for_the_first_ones_objects(rig: Oper
             live = await rig.get(DEPLOYMENTS, CHILD)
             return bool(live) and live["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
 
-        await eventually(owned, "a Deployment of the second endpoint", 15)
+        # As below: the garbage collector must have heard of the CRD.
+        await eventually(owned, "a Deployment of the second endpoint", 40)
         endpoint = await rig.settled("tiny", "ScaledToZero")
         assert condition(endpoint, "Accepted")["status"] == "True"
 

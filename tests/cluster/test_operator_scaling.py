@@ -14,6 +14,7 @@ from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ConflictError
+from emberline_operator.plan import idle
 from emberline_operator.snapshot import Ref
 from support.operator_rig import (
     OperatorRig,
@@ -155,7 +156,10 @@ async def test_requests_that_are_held_or_recent_keep_it_awake(rig: OperatorRig) 
         await becomes(rig, 0)
 
 
-async def test_a_gateway_that_cannot_be_asked_blocks_and_no_gateway_too(rig: OperatorRig) -> None:
+async def test_a_gateway_that_cannot_be_asked_blocks_and_no_gateway_too(
+    rig: OperatorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "UNKNOWN_POLL_S", 0.5)
     async with rig.operator():
         await awake(rig, scaling=FAST)
         message = await scaling_is(rig, "False", "DemandUnknown")

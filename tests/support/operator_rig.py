@@ -47,7 +47,7 @@ async def eventually(read: Callable[[], Awaitable[T | None]], what: str, timeout
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 def condition(endpoint: Raw, kind: str) -> Raw:
@@ -306,10 +306,12 @@ class OperatorRig:
         """Play the kubelet: bind the pod and report on its container."""
         name, now = pod["metadata"]["name"], since or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if not pod["spec"].get("nodeName"):
-            target = {"apiVersion": "v1", "kind": "Node", "name": "played"}
+            # A node of its own: the pod collector removes pods of a node that it has long known to be missing.
+            node = f"played-{name}"
+            target = {"apiVersion": "v1", "kind": "Node", "name": node}
             body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
             await self.admin.request("POST", PODS.path(self.namespace, name, "binding"), body=body)
-            pod["spec"]["nodeName"] = "played"
+            pod["spec"]["nodeName"] = node
         state = container.pop("state", {"running": {"startedAt": now}})
         status = {
             "name": names.ENGINE_CONTAINER, "image": "i", "imageID": "", "ready": ready, "restartCount": 0,
@@ -343,7 +345,7 @@ class OperatorRig:
         played = PlayedGateway(
             name or f"played-gateway-{next(_octets)}", f"127.0.77.{next(_octets)}", self.namespace, **state
         )
-        runner = web.AppRunner(played.app(), access_log=None)
+        runner = web.AppRunner(played.app(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         if answers:
             await web.TCPSite(runner, played.address, self.settings.gateway_admin_port).start()
@@ -433,7 +435,7 @@ def _gateway_pod(name: str) -> Raw:
     return {
         "metadata": {"name": name, "labels": {names.LABEL_APP: names.GATEWAY_NAME}},
         "spec": {
-            "nodeName": "played",
+            "nodeName": f"played-{name}",
             "automountServiceAccountToken": False,
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{"name": "gateway", "image": "i", "securityContext": restricted}],

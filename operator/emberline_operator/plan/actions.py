@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from emberline_operator.snapshot import Json, Ref
 
@@ -74,13 +73,3 @@ class Ask:
     """Children that the caches do not hold; somebody else's object may have that name."""
     demand_of: str | None = None
     """Region whose demand the gateways know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Belonging:
-    """Objects with a child's name that are not this endpoint's."""
-
-    strangers: Mapping[Ref, str] = field(default_factory=dict)
-    """Somebody else's, with the owner in words."""
-    leftovers: frozenset[Ref] = frozenset()
-    """Of an earlier endpoint of the same name; the garbage collector is about to delete them."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from emberline_contract import names
 from emberline_operator.accept import Accepted
@@ -13,7 +13,7 @@ from emberline_operator.desired.deployment import make_deployment
 from emberline_operator.desired.service import make_service
 from emberline_operator.desired.template import configmap_of, make_template, signature, signed, template_inputs
 from emberline_operator.placement import Placement
-from emberline_operator.plan.actions import Action, Apply, Ask, Belonging, Delete
+from emberline_operator.plan.actions import Action, Apply, Ask, Delete
 from emberline_operator.plan.ownership import needs_write, owned_fields, owned_part
 from emberline_operator.plan.replicas import (
     first_replicas,
@@ -25,6 +25,16 @@ from emberline_operator.plan.replicas import (
 from emberline_operator.precision import Precision
 from emberline_operator.settings import Install
 from emberline_operator.snapshot import Json, Ref, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """Objects with a child's name that are not this endpoint's."""
+
+    strangers: Mapping[Ref, str] = field(default_factory=dict)
+    """Somebody else's, with the owner in words."""
+    leftovers: frozenset[Ref] = frozenset()
+    """Of an earlier endpoint of the same name; the garbage collector is about to delete them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,16 @@ from emberline_contract.conditions import Reason
 from emberline_contract.resources import ScalingSpec
 from emberline_operator.accept import Accepted, Rejection, accept
 from emberline_operator.placement import Placement, Unplaced, place
-from emberline_operator.plan.actions import Action, Apply, Ask, Belonging, Plan, Scale, Sleep
-from emberline_operator.plan.children import find, is_ours, is_template_new, make_desired, plan_children, sort_out
+from emberline_operator.plan.actions import Action, Apply, Ask, Plan, Scale, Sleep
+from emberline_operator.plan.children import (
+    Belonging,
+    find,
+    is_ours,
+    is_template_new,
+    make_desired,
+    plan_children,
+    sort_out,
+)
 from emberline_operator.plan.idle import Idleness, judge_idleness
 from emberline_operator.plan.readiness import awake_since
 from emberline_operator.plan.replicas import clamp, replicas_of, scale_to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +10,9 @@ from datetime import datetime
 from typing import Protocol, assert_never
 
 from emberline_contract.http import CloseRequest
+from emberline_operator import demand
 from emberline_operator.cluster.caches import Caches, Key
 from emberline_operator.cluster.writes import Writer
-from emberline_operator.demand import CLOSE_TTL_S
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError
 from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Plan, Scale, Sleep
 from emberline_operator.plan.conditions import status_delay_s, status_object, with_failure
@@ -88,8 +89,8 @@ class Reconciler:
                     answers = {ref: await self._writer.look_up(seen.namespace, ref) for ref in objects}
                     seen = replace(seen, looked_up={**seen.looked_up, **answers})
                     if region is not None:
-                        demand = await self._gateways.demand(seen.namespace, seen.name, region)
-                        seen = replace(seen, demand=demand)
+                        told = await self._gateways.demand(seen.namespace, seen.name, region)
+                        seen = replace(seen, demand=told)
 
     async def _act(self, seen: Snapshot, action: Action) -> float | None:
         """Do one action; gives the time after which to look again if it could not be done yet."""
@@ -120,17 +121,21 @@ class Reconciler:
         """The handshake: only when every gateway has closed is the scale written; in any case all are opened again."""
         self._epoch = max(self._epoch + 1, int(self._clock().timestamp() * 1000))
         request = CloseRequest(
-            namespace=seen.namespace, name=seen.name, region=sleep.region, epoch=self._epoch, ttl_s=CLOSE_TTL_S
+            namespace=seen.namespace, name=seen.name, region=sleep.region, epoch=self._epoch, ttl_s=demand.CLOSE_TTL_S
         )
         try:
-            objection = await self._gateways.close(request)
-            if objection:
-                _log.info("endpoint %s/%s stays awake: %s", seen.namespace, seen.name, objection)
-                return sleep.retry_s
-            await self._scale(seen, sleep.scale)
-            _log.info("endpoint %s/%s: %s", seen.namespace, seen.name, sleep.scale.why)
+            async with asyncio.timeout(demand.HANDSHAKE_S):
+                objection = await self._gateways.close(request)
+                if not objection:
+                    await self._scale(seen, sleep.scale)
+        except TimeoutError:
+            objection = f"not closed and written within {demand.HANDSHAKE_S:g} s"
         finally:
             await self._gateways.reopen(request)
+        if objection:
+            _log.info("endpoint %s/%s stays awake: %s", seen.namespace, seen.name, objection)
+            return sleep.retry_s
+        _log.info("endpoint %s/%s: %s", seen.namespace, seen.name, sleep.scale.why)
         return None
 
     async def _report(self, key: Key, seen: Snapshot, status: Json) -> float | None:

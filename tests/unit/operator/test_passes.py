@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from emberline_contract import names
 from emberline_contract.http import CloseRequest
+from emberline_operator import demand
 from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import BY_KIND, CLAIMS, ENDPOINTS, PODS
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
@@ -185,6 +187,21 @@ async def test_an_objection_reopens_and_writes_nothing(rig: Rig) -> None:
     rig.now += timedelta(days=-1)
     await rig.one_pass()
     assert rig.door.epochs == sorted(set(rig.door.epochs)), "higher each time, also when the clock goes back"
+
+
+async def test_a_handshake_that_takes_too_long_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that comes after the gateways have opened again by themselves would end running requests."""
+    monkeypatch.setattr(demand, "HANDSHAKE_S", 0.01)
+    await rig.settle()
+    rig.wake()
+
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    rig.cluster.scale = hang  # type: ignore[method-assign]
+    outcome = await rig.one_pass()
+    assert rig.cluster.log == ["ask", "close", "reopen", "status"]
+    assert outcome.again_s is not None
 
 
 @pytest.mark.parametrize("error", [ConflictError("PATCH", 409, "changed"), RefusedError("PATCH", 403, "no")])

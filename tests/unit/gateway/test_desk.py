@@ -212,3 +212,17 @@ async def test_idle_counts_from_the_last_end() -> None:
     rig.desk.give_back(pod)
     rig.advance(5)
     assert rig.desk.idle_s() == 5
+
+
+async def test_nobody_overtakes_in_the_moment_before_the_timer() -> None:
+    rig = Rig()
+    rig.put("a", "ready")
+    pod = rig.desk.take()
+    assert pod is not None
+    rig.desk.leave_out(pod)
+    rig.desk.give_back(pod)
+    first = rig.desk.hold(1, MAX_QUEUE)
+    rig.now_s += 1.5  # the pod is to be had again, and its timer has not run yet
+    assert rig.desk.take() is None
+    rig.advance(0)
+    assert first.waiter.done()

@@ -51,13 +51,13 @@ async def run(settings: Settings, *, stop: asyncio.Event | None = None, ready: a
     # Gateways are asked seldom: a connection that is kept would only outlive its gateway.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         try:
-            await _run(settings, api, session, stop or asyncio.Event(), ready or asyncio.Event())
+            await _run(settings, api, session, stop, ready or asyncio.Event())
         finally:
             await api.close()
 
 
 async def _run(
-    settings: Settings, api: Api, session: aiohttp.ClientSession, stop: asyncio.Event, ready: asyncio.Event
+    settings: Settings, api: Api, session: aiohttp.ClientSession, stop: asyncio.Event | None, ready: asyncio.Event
 ) -> None:
     caches, metrics = Caches(), Metrics()
     liveness = Liveness(time.monotonic, settings.resync_s)
@@ -85,6 +85,7 @@ async def _run(
                 group.create_task(_resync(settings.resync_s, api, caches, queue, liveness), name="resync"),
             ]
             _log.info("watching; %d endpoints", len(caches[ENDPOINTS]))
+            # Without a flag of ours kopf waits for signals alone; with one, it would wait for the flag after a signal too.
             await kopf.operator(
                 registry=registry, settings=watches.kopf_settings(), clusterwide=True, standalone=True, stop_flag=stop
             )

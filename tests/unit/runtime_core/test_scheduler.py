@@ -123,6 +123,19 @@ def test_the_less_urgent_yields_whatever_it_has_computed() -> None:
     assert rig.started == ["urgent", "long", "long"]
 
 
+def test_nobody_yields_where_an_ended_one_is_about_to_give_its_blocks_back() -> None:
+    rig = Rig(make_limits(num_blocks=3, max_in_flight=2), prefix_caching=False)
+    ends = ask("ends", 5, 3)
+    stop = rig.expected(ends)[1]
+    assert stop != rig.expected(ends)[0]
+    rig.submit(replace(ends, eos=frozenset({stop})))
+    rig.submit(ask("grows", 2, 6))
+    rig.run(50)
+    # When "grows" needs its second block, "ends" has ended and is in flight still.
+    assert rig.scheduler.stats().num_preemptions == 0
+    assert rig.heard["ends"].finish is FinishReason.STOP
+
+
 def test_preempted_ones_keep_their_order() -> None:
     rig = Rig(make_limits(num_blocks=12, max_sequences=4), prefix_caching=False, max_sequences=4)
     for name in ("a", "b", "c", "d"):
@@ -315,6 +328,15 @@ class TestPrefixes:
         rig.run(50)
         assert rig.heard["later"].last is not None
         assert rig.heard["later"].last.num_cached == 0
+
+    def test_without_prefix_caching_two_calls_share_nothing(self) -> None:
+        rig = Rig(make_limits(), prefix_caching=False)
+        rig.submit(ask("a", self.SHARED, 9, group="g"))
+        rig.step()
+        rig.submit(ask("b", self.SHARED, 3, group="h"))
+        rig.submit(ask("c", self.SHARED, 3))
+        rig.run(50)
+        assert [s.num_cached for plan in rig.plans for s in plan.starts] == [0, 0, 0]
 
     def test_prompt_logprobs_skip_the_look_up_and_still_register(self) -> None:
         rig = Rig(make_limits())

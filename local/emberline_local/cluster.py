@@ -123,7 +123,7 @@ def pod_troubles(pods: Iterable[Object]) -> list[str]:
 
 def is_established(crd: Object) -> bool:
     """Whether a CRD is served."""
-    conditions = crd.get("status", {}).get("conditions", ())
+    conditions = crd.get("status", {}).get("conditions") or ()  # null in a CRD that was made a moment ago
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 

@@ -138,5 +138,6 @@ def test_waiting_ends_where_it_is_in_vain(reason: str | None, num_restarts: int,
 
 def test_a_crd_is_served_once_it_says_so() -> None:
     assert not is_established({})
+    assert not is_established({"status": {"conditions": None}})
     assert not is_established({"status": {"conditions": [{"type": "NamesAccepted", "status": "True"}]}})
     assert is_established({"status": {"conditions": [{"type": "Established", "status": "True"}]}})

@@ -198,6 +198,8 @@ class Rig:
     def _hear(self, update: Update) -> None:
         heard = self.heard[update.request_id]
         assert heard.finish is None, f"{update.request_id} was told something after its end"
+        if heard.last is not None:
+            assert update.num_cached == heard.last.num_cached, "the cached tokens of the first start are told"
         heard.last = update
         heard.tokens += update.tokens
         heard.logprobs += update.logprobs or ()

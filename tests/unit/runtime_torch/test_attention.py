@@ -12,6 +12,7 @@ import torch
 from emberline_runtime.core.step import SlotRows
 from emberline_runtime.executors.torch.attention import (
     CHUNK_TOKENS,
+    SHORT_BLOCKS,
     TILE_ROWS,
     Attention,
     ExactAttention,
@@ -96,6 +97,7 @@ PARTS = [
     [(0, 40), (33, 1), (3, 7), (31, 1)],
     [(CHUNK_TOKENS - 1, 1), (CHUNK_TOKENS, 1), (CHUNK_TOKENS - 3, 6), (0, CHUNK_TOKENS + 5)],
     [(2 * CHUNK_TOKENS + 7, 3)],
+    [(700, 1), (3, 1), (SHORT_BLOCKS * BLOCK - 1, 1), (SHORT_BLOCKS * BLOCK, 1), (20, 1)],
 ]
 SHAPES = [(6, 2, 8), (4, 4, 16), (9, 3, 10), (8, 1, 32)]
 

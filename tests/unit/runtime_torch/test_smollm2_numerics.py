@@ -39,7 +39,9 @@ NUM_FORCED = 500
 def reference(smollm2_folder: Path) -> Any:
     """transformers' own model in fp32."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(2)
     return AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
 

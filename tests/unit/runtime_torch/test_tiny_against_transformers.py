@@ -33,7 +33,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def reference_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0]

@@ -150,6 +150,13 @@ def test_a_failing_device_is_lost_not_hidden(executor: TorchExecutor, monkeypatc
         executor.collect()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_the_start_says_what_to_do(tiny_folder: Path) -> None:
+    config = make_config(tiny_folder, "bf16", device="cuda")
+    with pytest.raises(ExecutorLost, match="no CUDA device; give the pod a GPU"):
+        TorchExecutor().load(ModelFolder(tiny_folder, read_spec(tiny_folder)), config, lambda phase: None)
+
+
 def test_seeds_choices_and_temperatures_matter(executor: TorchExecutor) -> None:
     hot = SamplingSpec(temperature=1.5, seed=1)
     specs = [hot, hot, replace(hot, seed=2), replace(hot, choice=1), replace(hot, top_k=1), GREEDY]

@@ -16,6 +16,8 @@ from emberline_runtime.executors.torch.batch import Batch, Piece
 
 TILE_ROWS = 32
 """Rows of every product with a weight in exact mode: other numbers of rows round differently."""
+SHORT_BLOCKS = 16
+"""Sequences of up to so many blocks are computed together by the fast form, whatever their lengths."""
 QUERY_ROWS = 8
 """Folded query rows of every product in exact attention: few, since a decode has only its query heads to fill them."""
 CHUNK_TOKENS = 256
@@ -30,13 +32,12 @@ class Attention(Protocol):
 
 
 class FastAttention:
-    """All single rows (decodes) in one padded call, and a call for each longer piece."""
+    """Single rows (decodes) of like lengths in one padded call, and a call for each longer piece."""
 
     def __init__(self, batch: Batch, block_tokens: int, zero_block: int, device: torch.device) -> None:
-        single = [piece for piece in batch.pieces if piece.num_rows == 1]
-        self._calls = [_Call([piece], block_tokens, zero_block, device) for piece in batch.pieces if piece.num_rows > 1]
-        if single:
-            self._calls.append(_Call(single, block_tokens, zero_block, device))
+        groups: list[list[Piece]] = [[piece] for piece in batch.pieces if piece.num_rows > 1]
+        groups += _group_by_length([piece for piece in batch.pieces if piece.num_rows == 1])
+        self._calls = [_Call(group, block_tokens, zero_block, device) for group in groups]
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
         """See Attention."""
@@ -46,6 +47,17 @@ class FastAttention:
         for call in self._calls:
             out[call.rows] = call.attend(q[call.rows], keys, values, scale)
         return out.flatten(1)
+
+
+def _group_by_length(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """So that padding to the longest of a group at most quadruples what is read: one long sequence burdens few short ones."""
+    groups: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        width = SHORT_BLOCKS
+        while width < len(piece.blocks):
+            width *= 4
+        groups.setdefault(width, []).append(piece)
+    return list(groups.values())
 
 
 class _Call:

@@ -65,11 +65,13 @@ class TorchExecutor:
         self._launched_s = 0.0
 
     def load(self, model: ModelFolder, config: EngineConfig, report: PhaseReport) -> None:
-        """See Executor. Raises ModelFolderError or KvTooSmallError with what to do."""
+        """See Executor. Raises ModelFolderError, KvTooSmallError or ExecutorLost with what to do."""
         if model.spec is None:
             raise ValueError("the torch executor needs the model's spec; the registry refuses a folder without one")
         spec = model.spec
         report(Phase.WEIGHTS)
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ExecutorLost("torch finds no CUDA device; give the pod a GPU, or set the engine's device to cpu")
         self._device = torch.device(config.device)
         self._is_exact = config.device == "cpu" and config.dtype == "fp32"
         if config.device == "cpu":
@@ -206,7 +208,9 @@ class TorchExecutor:
             return {}
         slots = [self._slots[piece.slot] for piece in pieces]
         draws = [Draw(slot.sampling, piece.end - slot.num_prompt) for slot, piece in zip(slots, pieces, strict=True)]
-        is_finite = logits.sum(-1).isfinite()  # one NaN or infinity makes the sum so; five times cheaper than asking each
+        is_finite = logits.sum(
+            -1
+        ).isfinite()  # one NaN or infinity makes the sum so; five times cheaper than asking each
         tokens = choose(logits.masked_fill(~is_finite[:, None], 0.0), draws)
         return {
             piece.slot: token if finite else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from emberline_runtime.errors import StartRefused
 from emberline_runtime.executors.machine import MemoryAllowance
 
 LIMITED_FRACTION = 0.8
@@ -15,7 +16,7 @@ RESERVE_BYTES = 768 << 20
 """For the interpreter, libraries, activations and the server."""
 
 
-class KvTooSmallError(ValueError):
+class KvTooSmallError(StartRefused):
     """The memory does not hold one useful sequence."""
 
 

@@ -12,6 +12,7 @@ import torch
 from emberline_contract.health import Phase
 from emberline_runtime.core.request import FinishReason
 from emberline_runtime.core.step import BlockMove, FaultKind, SamplingSpec, SlotRows, SlotStart, StepPlan, Want
+from emberline_runtime.errors import StartRefused
 from emberline_runtime.executors.base import ExecutorLost, ModelFolder
 from emberline_runtime.executors.kv_size import KvTooSmallError
 from emberline_runtime.executors.machine import MemoryAllowance
@@ -153,7 +154,7 @@ def test_a_failing_device_is_lost_not_hidden(executor: TorchExecutor, monkeypatc
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_the_start_says_what_to_do(tiny_folder: Path) -> None:
     config = make_config(tiny_folder, "bf16", device="cuda")
-    with pytest.raises(ExecutorLost, match="no CUDA device; give the pod a GPU"):
+    with pytest.raises(StartRefused, match="no CUDA device; give the pod a GPU"):
         TorchExecutor().load(ModelFolder(tiny_folder, read_spec(tiny_folder)), config, lambda phase: None)
 
 

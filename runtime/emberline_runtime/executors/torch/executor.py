@@ -22,6 +22,7 @@ from emberline_runtime.core.step import (
     StepResult,
     Want,
 )
+from emberline_runtime.errors import StartRefused
 from emberline_runtime.executors.base import ExecutorLost, MaskRows, ModelFolder, PhaseReport
 from emberline_runtime.executors.kv_size import KvNeed, decide_cpu_budget_bytes, decide_kv_size
 from emberline_runtime.executors.machine import MemoryAllowance, observe_memory, observe_threads
@@ -65,19 +66,19 @@ class TorchExecutor:
         self._launched_s = 0.0
 
     def load(self, model: ModelFolder, config: EngineConfig, report: PhaseReport) -> None:
-        """See Executor. Raises ModelFolderError, KvTooSmallError or ExecutorLost with what to do."""
+        """See Executor. Raises ModelFolderError or StartRefused with what to do."""
         if model.spec is None:
             raise ValueError("the torch executor needs the model's spec; the registry refuses a folder without one")
         spec = model.spec
         report(Phase.WEIGHTS)
         if config.device == "cuda" and not torch.cuda.is_available():
-            raise ExecutorLost("torch finds no CUDA device; give the pod a GPU, or set the engine's device to cpu")
+            raise StartRefused("torch finds no CUDA device; give the pod a GPU, or set the engine's device to cpu")
         self._device = torch.device(config.device)
         self._is_exact = config.device == "cpu" and config.dtype == "fp32"
         if config.device == "cpu":
             num_threads = self._num_threads or observe_threads()
             torch.set_num_threads(num_threads)
-            log.info("compute threads", extra={"num_threads": num_threads})
+            log.info("compute threads", extra={"details": {"num_threads": num_threads}})
         memory = self._memory()
         dtype = _DTYPES[config.dtype]
         with torch.inference_mode():
@@ -137,7 +138,7 @@ class TorchExecutor:
             max_sequences=config.max_sequences,
         )
         size = decide_kv_size(need, budget_bytes, config.kv_cache_bytes)
-        log.info("KV cache", extra={"details": size.why})
+        log.info("KV cache", extra={"details": {"decision": size.why}})
         self._kv = PagedKv(spec.layers, size.num_blocks, BLOCK_TOKENS, dtype, self._device)
         self.limits = ExecutorLimits(
             num_blocks=size.num_blocks,

@@ -1,0 +1,315 @@
+"""The status that a decision gives, in every state that an endpoint can be in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from emberline_contract import names
+from emberline_contract.conditions import ALWAYS_PRESENT
+from emberline_contract.resources import InferenceEndpointStatus
+from emberline_operator.plan.actions import Plan
+from emberline_operator.plan.readiness import NEVER_READY
+from emberline_operator.snapshot import Demand, Ref
+from support.operator_objects import (
+    NOW,
+    Raw,
+    Store,
+    condition_of,
+    live_of,
+    make_endpoint,
+    make_pod_state,
+    quiet,
+)
+
+EU: Raw = {"eu": {"metadata": {"name": "eu"}, "spec": {}}}
+
+
+def made(**spec: Any) -> Store:
+    """An endpoint whose objects are there; its Deployment is at the floor."""
+    store = Store(make_endpoint(**spec), regions=EU, demand=quiet(1))
+    store.settle()
+    return store
+
+
+def current(store: Store) -> str:
+    annotations: dict[str, str] = store.deployment["spec"]["template"]["metadata"]["annotations"]
+    return annotations[names.ANNOTATION_TEMPLATE_HASH]
+
+
+def ready_pod(store: Store, name: str = "tiny-1", **state: Any) -> Any:
+    return make_pod_state(name, ready_s=600, **{"template_hash": current(store), **state})
+
+
+def flat(plan: Plan) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in plan.status["conditions"]}
+
+
+def test_first_sight_sets_every_condition() -> None:
+    plan = Store(make_endpoint()).decide()
+    assert flat(plan) == {
+        "Accepted": ("True", "Valid"),
+        "Placed": ("True", "Anywhere"),
+        "WeightsReady": ("True", "ClaimBound"),
+        "Ready": ("Unknown", "Pending"),
+        "ScalingActive": ("Unknown", "Pending"),
+        "Degraded": ("False", "AsExpected"),
+        "Reconciling": ("True", "RollingOut"),
+    }
+
+
+def states() -> dict[str, tuple[Store, dict[str, tuple[str, str]]]]:
+    """Named situations and the conditions that tell them apart from an endpoint that serves."""
+    asleep, serving, starting = made(), made(), made()
+    unschedulable, crashing, partly = made(), made(), made(scaling={"minReplicas": 2})
+    for store in (serving, starting, unschedulable, crashing):
+        store.scale(1)
+    serving.pods = (ready_pod(serving),)
+    starting.pods = (make_pod_state(template_hash=current(starting)),)
+    unschedulable.pods = (make_pod_state(template_hash=current(unschedulable), unschedulable="0/3 nodes"),)
+    crashing.pods = (make_pod_state(template_hash=current(crashing), failure="container engine: CrashLoopBackOff"),)
+    partly.pods = (
+        ready_pod(partly),
+        make_pod_state("tiny-2", template_hash=current(partly), failure="container engine: OOMKilled"),
+    )
+    fixed = made(scaling={"minReplicas": 1, "maxReplicas": 1})
+    fixed.pods = (ready_pod(fixed),)
+    refused = made()
+    refused.scale(1)
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    refused.deployment["status"] = {"conditions": [failure]}
+    mute, lonely = made(), made()
+    for store in (mute, lonely):
+        store.scale(1)
+        store.pods = (ready_pod(store),)
+    mute.demand, lonely.demand = Demand((), ("gw: no answer",)), Demand()
+    nothing = made()
+    nothing.claims = {}
+    unbound = made()
+    unbound.claims = {"models": {"status": {"phase": "Pending"}}}
+    follows = ("True", "FollowsDemand")
+    return {
+        "asleep": (asleep, {"Ready": ("True", "ScaledToZero"), "ScalingActive": ("True", "ScaledToZero")}),
+        "serving": (serving, {}),
+        "starting": (starting, {"Ready": ("False", "Starting")}),
+        "unschedulable": (unschedulable, {"Ready": ("False", "Unschedulable"), "Degraded": ("True", "Unschedulable")}),
+        "crashing": (crashing, {"Ready": ("False", "ContainerFailed"), "Degraded": ("True", "ContainerFailed")}),
+        "one of two fails": (partly, {"Degraded": ("True", "ContainerFailed"), "ScalingActive": follows}),
+        "fixed": (fixed, {"ScalingActive": ("True", "FixedReplicas")}),
+        "quota": (refused, {"Ready": ("False", "PodsNotCreated"), "Degraded": ("True", "PodsNotCreated")}),
+        "a gateway is silent": (mute, {"ScalingActive": ("Unknown", "DemandUnknown")}),
+        "no gateway": (lonely, {"ScalingActive": ("False", "DemandUnknown")}),
+        "no claim": (
+            nothing,
+            {
+                "WeightsReady": ("False", "ClaimNotFound"),
+                "Ready": ("False", "WeightsNotReady"),
+                "ScalingActive": ("True", "ScaledToZero"),
+            },
+        ),
+        "claim unbound": (
+            unbound,
+            {
+                "WeightsReady": ("False", "ClaimNotBound"),
+                "Ready": ("Unknown", "WeightsNotReady"),
+                "ScalingActive": ("True", "ScaledToZero"),
+            },
+        ),
+    }
+
+
+SERVING = {
+    "Accepted": ("True", "Valid"),
+    "Placed": ("True", "Anywhere"),
+    "WeightsReady": ("True", "ClaimBound"),
+    "Ready": ("True", "Serving"),
+    "ScalingActive": ("True", "FollowsDemand"),
+    "Degraded": ("False", "AsExpected"),
+}
+STATES = states()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_conditions(state: str) -> None:
+    store, changes = STATES[state]
+    plan = store.decide()
+    assert flat(plan) == {**SERVING, **changes}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_status_is_as_the_contract_says(state: str) -> None:
+    store, _ = STATES[state]
+    plan = store.decide()
+    status = InferenceEndpointStatus.model_validate(plan.status)
+    assert status.observed_generation == 1
+    assert {c.type for c in status.conditions} >= {kind.value for kind in ALWAYS_PRESENT}
+    assert all(c.message and c.observed_generation == 1 for c in status.conditions)
+    for found in status.conditions:
+        if found.status != "True" and found.type != "Degraded":
+            assert len(found.message) > 20, "what is wrong is said in words"
+    assert status.url == "http://gateway/team/tiny/v1"
+    assert status.selector == (
+        "app.kubernetes.io/name=emberline-runtime,emberline.dev/endpoint=tiny,emberline.dev/region=default"
+    )
+
+
+def test_messages_carry_the_words_of_who_saw_it() -> None:
+    assert "0/3 nodes" in condition_of(STATES["unschedulable"][0].decide(), "Ready")["message"]
+    assert "pod tiny-1: container engine: CrashLoop" in condition_of(STATES["crashing"][0].decide(), "Ready")["message"]
+    assert condition_of(STATES["quota"][0].decide(), "Ready")["message"].startswith("exceeded quota")
+    assert condition_of(STATES["one of two fails"][0].decide(), "Ready")["message"] == "1 of 2 engines are ready"
+
+
+def test_that_it_never_was_ready_is_said_until_it_was() -> None:
+    store = made()
+    assert NEVER_READY in condition_of(store.settle(), "Ready")["message"]
+    store.scale(1)
+    store.pods = (make_pod_state(template_hash=current(store)),)
+    assert NEVER_READY in condition_of(store.settle(), "Ready")["message"]
+    store.pods = (ready_pod(store),)
+    store.settle()
+    store.pods = (make_pod_state(template_hash=current(store), failure="container engine: OOMKilled"),)
+    assert NEVER_READY not in condition_of(store.settle(), "Ready")["message"]
+    store.scale(0)
+    store.pods = ()
+    assert NEVER_READY not in condition_of(store.settle(), "Ready")["message"]
+    store.endpoint = {**store.endpoint, "metadata": {**store.endpoint["metadata"], "generation": 2}}
+    assert NEVER_READY in condition_of(store.settle(), "Ready")["message"], "at this generation"
+
+
+def test_a_working_old_pod_keeps_it_ready_and_reconciling_says_who_is_left() -> None:
+    store = made(scaling={"minReplicas": 1})
+    store.pods = (ready_pod(store, "old"),)
+    store.settle()
+    store.endpoint = make_endpoint(generation=2, scaling={"minReplicas": 1}, engine={"maxSequences": 7})
+    assert condition_of(store.decide(), "Reconciling")["status"] == "True", "before the write"
+    plan = store.settle()
+    assert flat(plan)["Ready"] == ("True", "Serving")
+    assert "old" in condition_of(plan, "Reconciling")["message"]
+    store.pods = (make_pod_state("old", ready_s=600, terminating=True), ready_pod(store, "new"))
+    plan = store.settle()
+    assert condition_of(plan, "Reconciling") == {}
+    assert flat(plan)["Ready"] == ("True", "Serving")
+    store.pods = (
+        make_pod_state("old", ready_s=600, terminating=True),
+        make_pod_state("new", template_hash=current(store)),
+    )
+    assert flat(store.settle())["Ready"] == ("False", "Starting"), "who drains is not routable"
+
+
+def test_a_wake_and_a_sleep_are_no_rollout() -> None:
+    store = made()
+    store.deployment["metadata"]["generation"] = 9
+    store.deployment["status"] = {"observedGeneration": 8}
+    assert condition_of(store.decide(), "Reconciling") == {}
+    store.scale(1)
+    assert condition_of(store.decide(), "Reconciling") == {}
+
+
+def test_transition_times_move_only_when_a_status_flips() -> None:
+    store = made()
+    first = {c["type"]: c["lastTransitionTime"] for c in store.settle().status["conditions"]}
+    store.scale(1)
+    store.pods = (make_pod_state(template_hash=current(store)),)
+    later = NOW + timedelta(seconds=100)
+    plan = store.settle(now=later)
+    second = {c["type"]: c["lastTransitionTime"] for c in plan.status["conditions"]}
+    assert {kind for kind in second if second[kind] != first[kind]} == {"Ready"}
+    assert condition_of(plan, "Ready")["lastTransitionTime"] == "2026-12-01T12:02:10Z"
+
+
+def test_last_active_time_is_to_the_minute_and_never_goes_back() -> None:
+    store = made()
+    store.scale(1)
+    store.pods = (ready_pod(store),)
+    store.demand = quiet(70)
+    plan = store.decide()
+    assert plan.status["scaling"] == {"via": "Operator", "lastActiveTime": "2026-12-01T11:59:00Z"}
+    store.report(plan)
+    store.demand = quiet(4000)
+    assert store.decide().status["scaling"]["lastActiveTime"] == "2026-12-01T11:59:00Z"
+    assert "lastActiveTime" not in made().decide().status["scaling"]
+
+
+def test_counts_follow_the_pods() -> None:
+    store = made(scaling={"minReplicas": 2})
+    store.pods = (
+        ready_pod(store),
+        make_pod_state("b", template_hash=current(store)),
+        ready_pod(store, "c", terminating=True),
+    )
+    status = store.decide().status
+    assert (status["replicas"], status["readyReplicas"]) == (2, 1)
+    assert status["regions"] == [{"name": "default", "desired": 2, "ready": 1}]
+
+
+def test_the_next_look_comes_when_it_may_be_idle() -> None:
+    store = made(scaling={"idleAfter": "60s"})
+    assert store.decide().requeue_after_s is None, "asleep: events will tell"
+    store.scale(1)
+    store.pods = (ready_pod(store),)
+    store.demand = quiet(50)
+    assert store.decide().requeue_after_s == pytest.approx(10)
+
+
+def test_a_deployment_that_is_being_deleted_is_left_alone() -> None:
+    store = made()
+    store.scale(1)
+    store.deployment["metadata"]["deletionTimestamp"] = "2026-12-01T12:00:00Z"
+    assert store.decide().actions == ()
+
+
+def test_the_same_snapshot_gives_the_same_plan() -> None:
+    for store, _ in STATES.values():
+        assert store.decide() == store.decide()
+
+
+def test_others_in_the_namespace_do_not_matter() -> None:
+    store = made()
+    foreign = live_of({"kind": "ConfigMap", "metadata": {"name": "tiny--default-old", "labels": {}}})
+    store.children[Ref("ConfigMap", "tiny--default-old")] = foreign
+    assert store.decide().actions == (), "labelled like ours and owned by nobody: not deleted"
+
+
+def kstatus(endpoint: Raw) -> str:
+    """What Flux, Argo CD and `kubectl wait` style tools make of it: the rules of cli-utils' kstatus, in their order."""
+    status = endpoint.get("status", {})
+    conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
+    if status.get("observedGeneration") != endpoint["metadata"]["generation"]:
+        return "InProgress"
+    if conditions.get("Reconciling") == "True":
+        return "InProgress"
+    if conditions.get("Stalled") == "True":
+        return "Failed"
+    return "Current" if conditions.get("Ready") == "True" else "InProgress"
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        ("asleep", "Current"),
+        ("serving", "Current"),
+        ("fixed", "Current"),
+        ("one of two fails", "Current"),
+        ("a gateway is silent", "Current"),
+        ("starting", "InProgress"),
+        ("crashing", "InProgress"),
+        ("no claim", "InProgress"),
+    ],
+)
+def test_gitops_tools_see_what_is_so(state: str, wanted: str) -> None:
+    store, _ = STATES[state]
+    assert kstatus({**store.endpoint, "status": store.decide().status}) == wanted
+
+
+def test_gitops_tools_see_a_change_from_its_first_moment() -> None:
+    store = made()
+    store.endpoint = {**make_endpoint(generation=2, engine={"maxSequences": 7}), "status": store.endpoint["status"]}
+    assert kstatus(store.endpoint) == "InProgress", "nobody has looked yet"
+    assert kstatus({**store.endpoint, "status": store.decide().status}) == "InProgress", "not written yet"
+    store.settle()
+    assert kstatus(store.endpoint) == "Current"
+    wrong = make_endpoint(generation=3, scaling={"idleAfter": "soon"})
+    assert kstatus({**wrong, "status": Store(wrong).decide().status}) == "Failed"

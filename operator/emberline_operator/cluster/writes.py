@@ -42,8 +42,8 @@ class Writer:
         if kind in CHILDREN:
             self._caches[kind].put(written)
 
-    async def apply_status(self, body: Json) -> None:
-        """Server-side apply of an endpoint's status."""
+    async def apply_status(self, body: Json) -> int:
+        """Server-side apply of an endpoint's status; gives the endpoint's generation at that moment."""
         metadata = body["metadata"]
         self._on_write(ENDPOINTS.kind, "status")
         written = await self._api.request(
@@ -54,6 +54,7 @@ class Writer:
             content_type=APPLY,
         )
         self._caches[ENDPOINTS].put(written)
+        return int(written["metadata"]["generation"])
 
     async def scale(self, namespace: str, ref: Ref, *, replicas: int, uid: str, resource_version: str) -> None:
         """Write a Deployment's scale. Raises ConflictError if the Deployment has changed.

@@ -75,7 +75,7 @@ class Reconciler:
             await self._report(key, seen, status)
             raise
         delay_s = await self._report(key, seen, plan.status)
-        if delay_s:
+        if delay_s is not None:
             again_s = delay_s if again_s is None else min(again_s, delay_s)
         # Scales and deletions come back as events; after an apply the caches already hold the answer.
         return Outcome(any(isinstance(action, Apply) for action in plan.actions), again_s)
@@ -139,14 +139,15 @@ class Reconciler:
         return None
 
     async def _report(self, key: Key, seen: Snapshot, status: Json) -> float | None:
-        """Write the status if it is due; gives the time until it is."""
+        """Write the status if it is due; gives the time until there is more to do, None if events will tell."""
         now = self._clock()
         delay_s = status_delay_s(seen.endpoint, status, seen.status_written, now)
         if delay_s is None or delay_s > 0:
             return delay_s
         try:
-            await self._writer.apply_status(status_object(seen.endpoint, status))
+            generation = await self._writer.apply_status(status_object(seen.endpoint, status))
         except NotFoundError:
             return None
         self._status_written[key] = now
-        return None
+        # The cache now holds a spec that came meanwhile, so its own event will be old news and trigger nothing.
+        return None if generation == seen.generation else 0.0

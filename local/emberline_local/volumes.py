@@ -153,12 +153,14 @@ def plan_mounts(
         read_only = wanted.get("readOnly", False) or (isinstance(volume, FilesVolume) and volume.is_read_only)
         mounts.append(Mount(str(source / sub_path), wanted["mountPath"], read_only))
     mounts.sort(key=lambda mount: PurePosixPath(mount.target).parts)
-    hidden = [
-        Mount(path, path, read_only=True)
+    hidden = {
+        PurePosixPath(path)
         for path in host_paths
         if any(PurePosixPath(path).is_relative_to(mount.target) for mount in mounts)
-    ]
-    return [*mounts, *hidden]
+    }
+    # A folder within another one comes with it; bound on its own before it, it would be covered by it again.
+    outermost = sorted(path for path in hidden if hidden.isdisjoint(path.parents))
+    return [*mounts, *(Mount(str(path), str(path), read_only=True) for path in outermost)]
 
 
 def write_volumes(volumes: Mapping[str, Volume], volumes_dir: Path) -> None:
@@ -184,8 +186,17 @@ def check_mounts(mounts: list[Mount]) -> None:
         if source.exists():
             continue
         if mount.read_only:
-            raise ContainerConfigError(f"{source.name!r} (for {mount.target}) does not exist in its read-only volume")
+            raise ContainerConfigError(
+                f"{source.name!r} (for {mount.target}) does not exist in its read-only volume,"
+                f" where there is {_entries(source.parent)}"
+            )
         source.mkdir(parents=True)
+
+
+def _entries(folder: Path) -> str:
+    """What can be named instead; no more than fits a message."""
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+    return ", ".join(repr(name) for name in names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
 
 
 def _write_files(folder: Path, volume: FilesVolume) -> None:

@@ -148,6 +148,15 @@ def test_programs_under_a_mounted_folder_stay_visible() -> None:
     assert mounts == [Mount("/v/tmp", "/tmp"), Mount("/tmp/clone/.venv", "/tmp/clone/.venv", read_only=True)]
 
 
+def test_a_host_folder_within_another_one_comes_with_it() -> None:
+    container = {"volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    mounts = plan_mounts(container, VOLUMES, Path("/v"), {}, ("/tmp/clone/.venv", "/tmp/python", "/tmp/clone"))
+    assert mounts[1:] == [
+        Mount("/tmp/clone", "/tmp/clone", read_only=True),
+        Mount("/tmp/python", "/tmp/python", read_only=True),
+    ]
+
+
 @pytest.mark.parametrize("path", ["../x", "a/../../x"])
 def test_sub_path_cannot_lead_out_of_its_volume(path: str) -> None:
     container = {"volumeMounts": [{"name": "tmp", "mountPath": "/x", "subPath": path}]}
@@ -181,5 +190,5 @@ def test_host_paths_and_sub_paths_are_checked(tmp_path: Path) -> None:
     assert (tmp_path / "made").is_dir()
     check_mounts([Mount(str(tmp_path / "made/sub"), "/x")])
     assert (tmp_path / "made/sub").is_dir()
-    with pytest.raises(ContainerConfigError, match=r"'smollm3' .* does not exist in its read-only volume"):
+    with pytest.raises(ContainerConfigError, match=r"'smollm3' .* in its read-only volume, where there is 'sub'$"):
         check_mounts([Mount(str(tmp_path / "made/smollm3"), "/models", read_only=True)])

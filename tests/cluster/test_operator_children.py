@@ -198,24 +198,6 @@ async def test_a_name_that_is_taken_is_never_adopted(rig: OperatorRig) -> None:
         assert still["metadata"]["resourceVersion"] == service["metadata"]["resourceVersion"]
 
 
-async def test_an_endpoint_made_again_waits_for_the_first_ones_objects(rig: OperatorRig) -> None:
-    async with rig.operator():
-        first = await rig.endpoint("tiny")
-        await rig.settled("tiny", "ScaledToZero")
-        await rig.delete(ENDPOINTS, "tiny")
-        second = await rig.endpoint("tiny")
-        assert first["metadata"]["uid"] != second["metadata"]["uid"]
-
-        async def owned() -> bool:
-            live = await rig.get(DEPLOYMENTS, CHILD)
-            return bool(live) and live["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
-
-        # As below: the garbage collector must have heard of the CRD.
-        await eventually(owned, "a Deployment of the second endpoint", 40)
-        endpoint = await rig.settled("tiny", "ScaledToZero")
-        assert condition(endpoint, "Accepted")["status"] == "True"
-
-
 async def test_another_operator_replaces_no_pod(rig: OperatorRig) -> None:
     """What the operator reads back from managedFields is what it applied, for templates with everything in them."""
     region = f"eu-{rig.namespace}"[:25].rstrip("-")
@@ -282,26 +264,3 @@ async def test_a_sleeping_endpoint_starts_no_pod_when_the_operator_dies_between_
     assert live["spec"]["replicas"] == 0
     assert live["metadata"]["generation"] == 1, "replicas never moved"
     assert not await rig.list(PODS)
-
-
-@pytest.mark.parametrize("is_running", [True, False], ids=["operator running", "operator gone"])
-async def test_deleting_an_endpoint_removes_all_its_objects(rig: OperatorRig, is_running: bool) -> None:
-    async def gone() -> bool:
-        return not await rig.children() and not await rig.list(PODS)
-
-    async def delete() -> None:
-        await rig.delete(ENDPOINTS, "tiny")
-        # The garbage collector learns of a new CRD at its next look at discovery, every 30 s.
-        await eventually(gone, "all children gone", 40)
-        assert await rig.get(ENDPOINTS, "tiny") is None
-
-    async with rig.operator():
-        await rig.endpoint("tiny", scaling={"minReplicas": 1})
-        await rig.pods("tiny")
-        assert len(await rig.children()) == 3
-        if is_running:
-            await delete()
-            await asyncio.sleep(0.5)
-            assert not await rig.children(), "nothing is made again"
-    if not is_running:
-        await delete()

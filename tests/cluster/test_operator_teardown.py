@@ -1,0 +1,67 @@
+"""Deletion on a real API server: the garbage collector does it, with an operator or without one.
+
+It learns of a new CRD at its next look at discovery, every 30 s; hence the patience, and a file that runs late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, PODS
+from support.operator_rig import OperatorRig, condition, eventually, operator_rig
+from support.plane import TestPlane
+
+pytestmark = pytest.mark.cluster
+CHILD = "tiny--default"
+PATIENCE_S = 40
+
+
+@pytest_asyncio.fixture
+async def rig(plane: TestPlane, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorRig]:
+    async with operator_rig(plane, namespace, tmp_path) as rig:
+        await rig.claim()
+        yield rig
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["operator running", "operator gone"])
+async def test_deleting_an_endpoint_removes_all_its_objects(rig: OperatorRig, is_running: bool) -> None:
+    async def gone() -> bool:
+        return not await rig.children() and not await rig.list(PODS)
+
+    async def delete() -> None:
+        await rig.delete(ENDPOINTS, "tiny")
+        await eventually(gone, "all children gone", PATIENCE_S)
+        assert await rig.get(ENDPOINTS, "tiny") is None
+
+    async with rig.operator():
+        await rig.endpoint("tiny", scaling={"minReplicas": 1})
+        await rig.pods("tiny")
+        assert len(await rig.children()) == 3
+        if is_running:
+            await delete()
+            await asyncio.sleep(0.5)
+            assert not await rig.children(), "nothing is made again"
+    if not is_running:
+        await delete()
+
+
+async def test_an_endpoint_made_again_waits_for_the_first_ones_objects(rig: OperatorRig) -> None:
+    async with rig.operator():
+        first = await rig.endpoint("tiny")
+        await rig.settled("tiny", "ScaledToZero")
+        await rig.delete(ENDPOINTS, "tiny")
+        second = await rig.endpoint("tiny")
+        assert first["metadata"]["uid"] != second["metadata"]["uid"]
+
+        async def owned() -> bool:
+            live = await rig.get(DEPLOYMENTS, CHILD)
+            return bool(live) and live["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
+
+        await eventually(owned, "a Deployment of the second endpoint", PATIENCE_S)
+        endpoint = await rig.settled("tiny", "ScaledToZero")
+        assert condition(endpoint, "Accepted")["status"] == "True"

@@ -68,7 +68,8 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     """Nothing runs; the first request wakes the endpoint."""
     STARTING = "Starting"
-    """Engines are starting."""
+    """Engines are starting. The status is True for an endpoint that may sleep and whose present generation has served: requests
+    are held and answered."""
     UNSCHEDULABLE = "Unschedulable"
     """No node can take a pod now; the message is the scheduler's."""
     CONTAINER_FAILED = "ContainerFailed"

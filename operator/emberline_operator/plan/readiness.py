@@ -8,12 +8,21 @@ from datetime import datetime
 from typing import Final
 
 from emberline_contract.conditions import ConditionType, Reason
-from emberline_operator.plan.conditions import Truth, Verdict
+from emberline_operator.plan.conditions import Truth, Verdict, truth
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.weights import WeightsState
 from emberline_operator.snapshot import Json, PodState, time_of
 
 NEVER_READY: Final = "No engine has been ready at this generation yet."
+_TOLD: Final = (
+    Reason.SCALED_TO_ZERO,
+    Reason.STARTING,
+    Reason.UNSCHEDULABLE,
+    Reason.CONTAINER_FAILED,
+    Reason.PODS_NOT_CREATED,
+    Reason.WEIGHTS_NOT_READY,
+)
+"""Reasons whose message says that no engine has been ready, where that is so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,14 @@ def judge_ready(
     weights: WeightsState | None,
     deployment: Json | None,
     pods: Sequence[PodState],
+    may_sleep: bool,
     before: Json,
     generation: int,
 ) -> Verdict:
     """Whether a request sent now will be answered.
 
-    `blocked` is the verdict on Accepted or Placed if that one is False; `before` the endpoint's live status.
+    `blocked` is the verdict on Accepted or Placed if that one is False; `before` the endpoint's live status. An endpoint that
+    may sleep stays ready while it wakes, once an engine of this generation has been ready: a request is held and answered.
     """
     num_routable = sum(pod.is_routable for pod in pods)
     if num_routable:
@@ -73,11 +84,12 @@ def judge_ready(
     if blocked is not None:
         reason = Reason.NOT_PLACED if blocked.type is ConditionType.PLACED else Reason.NOT_ACCEPTED
         return _ready("False", reason, blocked.message)
+    has_served = _has_served(before, generation)
+    never = "" if has_served else f" {NEVER_READY}"
     if weights is not None and weights.reason is Reason.CLAIM_NOT_FOUND:
-        return _ready("False", Reason.WEIGHTS_NOT_READY, weights.message)
+        return _ready("False", Reason.WEIGHTS_NOT_READY, weights.message + never)
     if deployment is None:
         return _ready("Unknown", Reason.PENDING, "the endpoint's objects are being created")
-    never = "" if _has_served(before, generation) else f" {NEVER_READY}"
     if replicas_of(deployment) == 0:
         if weights is not None and weights.status != "True":
             return _ready("Unknown", Reason.WEIGHTS_NOT_READY, weights.message + never)
@@ -86,11 +98,8 @@ def judge_ready(
     if trouble is not None:
         return _ready("False", trouble.reason, f"{trouble.message}{never}")
     num_up = sum(not pod.terminating for pod in pods)
-    return _ready(
-        "False",
-        Reason.STARTING,
-        f"{num_up} of {replicas_of(deployment)} engines are starting; requests are held.{never}",
-    )
+    message = f"{num_up} of {replicas_of(deployment)} engines are starting; requests are held.{never}"
+    return _ready(truth(may_sleep and has_served), Reason.STARTING, message)
 
 
 def judge_degraded(pods: Sequence[PodState], deployment: Json | None) -> Verdict:
@@ -111,6 +120,5 @@ def _has_served(before: Json, generation: int) -> bool:
         if condition["type"] == ConditionType.READY.value and condition.get("observedGeneration") == generation:
             if condition["reason"] == Reason.SERVING.value:
                 return True
-            told = (Reason.SCALED_TO_ZERO, Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CONTAINER_FAILED)
-            return condition["reason"] in told and NEVER_READY not in condition["message"]
+            return condition["reason"] in _TOLD and NEVER_READY not in condition["message"]
     return False

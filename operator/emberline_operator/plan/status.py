@@ -93,6 +93,7 @@ def _verdicts(found: Findings, before: Json) -> list[Verdict]:
             weights=found.weights,
             deployment=found.deployment,
             pods=found.seen.pods,
+            may_sleep=found.scaling is not None and found.scaling.min_replicas == 0,
             before=before,
             generation=found.seen.generation,
         ),

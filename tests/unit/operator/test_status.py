@@ -179,6 +179,26 @@ def test_that_it_never_was_ready_is_said_until_it_was() -> None:
     assert NEVER_READY in condition_of(store.settle(), "Ready")["message"], "at this generation"
 
 
+@pytest.mark.parametrize(("floor", "status"), [(0, "True"), (1, "False")])
+def test_a_wake_keeps_it_ready_once_this_generation_has_served(floor: int, status: str) -> None:
+    scaling = {"minReplicas": floor}
+    store = made(scaling=scaling)
+    if not floor:
+        store.scale(1)
+    starting = make_pod_state(template_hash=current(store))
+    store.pods = (starting,)
+    assert flat(store.settle())["Ready"] == ("False", "Starting"), "nobody knows yet whether it will"
+    store.pods = (ready_pod(store),)
+    store.settle()
+    store.pods = (starting,)
+    assert flat(store.settle())["Ready"] == (status, "Starting")
+    store.pods = (make_pod_state(template_hash=current(store), unschedulable="0/3 nodes"),)
+    assert flat(store.settle())["Ready"] == ("False", "Unschedulable")
+    store.endpoint = {**make_endpoint(generation=2, scaling=scaling), "status": store.endpoint["status"]}
+    store.pods = (starting,)
+    assert flat(store.settle())["Ready"] == ("False", "Starting"), "at another generation"
+
+
 def test_a_working_old_pod_keeps_it_ready_and_reconciling_says_who_is_left() -> None:
     store = made(scaling={"minReplicas": 1})
     store.pods = (ready_pod(store, "old"),)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import resource
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 import uvicorn
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADER_BYTES: Final = 32_768
 HEADERS_TIMEOUT_S: Final = 3.0
@@ -25,6 +26,7 @@ SEND_BUFFER_BYTES: Final = 131_072
 """A client that never reads costs this and no more of the kernel's memory."""
 BACKLOG: Final = 8192
 _DEAD_PEER_MS: Final = 60_000
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _SPARE_DESCRIPTORS: Final = 256
 
 
@@ -42,6 +44,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
         self._headers_since_s: float | None = None
         self._is_message_open = False
         self._answered_since_s: float | None = None
+        self._earlier: Sequence[RequestResponseCycle] = ()
+        """Unanswered requests of this connection before the newest."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,9 +54,19 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn tells the newest request alone that its client is gone.
+        for cycle in self._earlier:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
+        super().connection_lost(exc)
+
+    @override
     def data_received(self, data: bytes) -> None:
-        if not self._is_message_open and self._headers_since_s is None:
-            self._headers_since_s = self.loop.time()
+        if not self._is_message_open:
+            data = _without_upgrade(data)
+            if self._headers_since_s is None:
+                self._headers_since_s = self.loop.time()
         super().data_received(data)
         if self._headers_since_s is not None and not self.transport.is_closing():
             self._num_pending_bytes += len(data)
@@ -79,6 +93,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
         self._headers_since_s = None
         self._num_pending_bytes = 0
         self._is_message_open = True
+        if self.cycle is not None:
+            self._earlier = [cycle for cycle in (*self._earlier, self.cycle) if not cycle.response_complete]
         super().on_headers_complete()
 
     @override
@@ -122,6 +138,16 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
 
 class _HeadersTooLongError(Exception):
     pass
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Bytes of a head as the parser may see them: it would drop the body of a request that offers another protocol.
+
+    Java's HttpClient offers h2c with every request, and goes on with HTTP/1.1 when the offer is passed over.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return data if _UPGRADE.search(head) is None else _UPGRADE.sub(b"\r\nx-upgrade:", head) + data[len(head) :]
 
 
 class Server(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ MAX_HEAD_BYTES: Final = 32 * 1024
 """Request line and headers together; a head that is not complete after so many bytes is refused."""
 HEAD_TIMEOUT_S: Final = 10.0
 """A connection has this long to send a head once it is open or has begun one."""
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -42,7 +44,9 @@ class BoundedProtocol(HttpToolsProtocol):
     @override
     def data_received(self, data: bytes) -> None:
         """Bytes of a head that is still incomplete after them count against its limit."""
-        super().data_received(data)
+        newest: RequestResponseCycle | None = self.cycle
+        is_body = newest is not None and newest.more_body
+        super().data_received(data if is_body else _without_upgrade(data))
         if self._head_timer is None or self.transport.is_closing():
             return
         self._num_head_bytes += len(data)
@@ -74,3 +78,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Bytes of a head as the parser may see them: it would drop the body of a request that offers another protocol.
+
+    Java's HttpClient offers h2c with every request, and goes on with HTTP/1.1 when the offer is passed over.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return data if _UPGRADE.search(head) is None else _UPGRADE.sub(b"\r\nx-upgrade:", head) + data[len(head) :]

@@ -483,6 +483,40 @@ async def test_a_client_that_leaves_while_it_sends_its_body() -> None:
         await eventually(lambda: at.open() == 0)
 
 
+async def test_requests_sent_ahead_of_answers_end_with_their_connection() -> None:
+    async with rig() as at:
+        at.engine.gate = asyncio.Event()
+        host, port = at.running.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(CHAT).encode()
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(request * 2)
+        await eventually(lambda: at.engine.calls)
+        writer.close()
+        await eventually(lambda: at.engine.calls[0].was_cancelled)
+        await eventually(lambda: at.open() == 0)
+
+
+async def test_an_offer_of_another_protocol_is_passed_over() -> None:
+    """Java's HttpClient makes it with every request."""
+    async with rig() as at:
+        host, port = at.running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(CHAT).encode()
+        offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (offer, len(body))
+        for parts in ((head + body,), (head, body)):  # also the second time on one connection
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 "), answer
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            assert json.loads(await reader.readexactly(length)) == ANSWER
+        assert [json.loads(call.body) for call in at.engine.calls] == [CHAT, CHAT]
+        writer.close()
+
+
 # The end
 
 

@@ -59,6 +59,25 @@ async def test_requests_sent_ahead_of_answers_end_with_their_connection(tmp_path
         await server.until_idle()
 
 
+async def test_an_offer_of_another_protocol_is_passed_over(tmp_path: Path) -> None:
+    """Java's HttpClient makes it with every request."""
+    async with serving(tmp_path) as server, asyncio.timeout(5):
+        body = json.dumps(completion(max_tokens=2)).encode()
+        offer = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n" % (offer, len(body))
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for parts in ((head + b"\r\n" + body,), (head + b"\r\n", body)):  # also the second time on one connection
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 "), answer
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            assert json.loads(await reader.readexactly(length))["choices"]
+        writer.close()
+
+
 class Engine:
     def __init__(self) -> None:
         self.aborted: list[str] = []

@@ -18,7 +18,7 @@ AUDIT_POLICY: Final[dict[str, Any]] = {
 }
 FRONT_PROXY_USER: Final = "front-proxy"
 """The user that the API server is towards aggregated servers."""
-SERVICE_CIDR: Final = "10.0.0.0/24"
+SERVICE_CIDR: Final = "10.0.0.0/16"
 
 _CLIENT_QPS = ("--kube-api-qps=500", "--kube-api-burst=1000")
 """The defaults (20 and 30) are what a thousand pods would wait for."""

@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 PYTEST_ARGS ?=
+# Each worker starts a control plane of its own (1 GB); more of them wait for one another's cores.
+TEST_WORKERS ?= 2
 
 .PHONY: help setup demo test test-fast check bench bench-engine bench-gateway bench-native gen lock clean
 
@@ -35,7 +37,7 @@ demo: setup ## A local cluster, a sleeping endpoint, its wake, its answers, and 
 	@$(BIN)/emberline-local demo
 
 test: setup ## The whole test suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=10 $(PYTEST_ARGS)
 
 test-fast: setup ## The tests that need neither the control plane nor the model
 	@$(BIN)/python -m pytest -m "not cluster and not model" $(PYTEST_ARGS)

@@ -73,8 +73,10 @@ def up(
         record = launch.up(folder, options, os.environ, steps.show)
     for service, url in record.urls.items():
         console.print(f"[bold]{service}[/]  {url}")
+    named = "" if name == os.environ.get(ENV_NAME, DEFAULT_NAME) else f" --name {name}"
     console.print(
-        f"cluster [bold]{name}[/] is up; [bold]emberline-local kubectl get nodes[/] looks into it", highlight=False
+        f"cluster [bold]{name}[/] is up; [bold]emberline-local kubectl{named} get nodes[/] looks into it",
+        highlight=False,
     )
 
 

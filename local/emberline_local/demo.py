@@ -27,7 +27,7 @@ from rich.table import Table
 from emberline_contract import http, metrics, names
 from emberline_local import launch
 from emberline_local.cluster import ROOT
-from emberline_local.errors import ClusterError, ClusterStateError
+from emberline_local.errors import ClusterError, ClusterStateError, LocalError
 from emberline_local.node_api import NodeApi
 from emberline_local.options import ClusterOptions
 from emberline_local.progress import Steps
@@ -199,10 +199,8 @@ class Demo:
             )
         self._console.print(table)
         num_tokens = sum(answer.num_tokens for answer in answers)
-        alone_s = sum(answer.total_s for answer in answers)
         self._console.print(
-            f"\n{num_tokens} tokens in {took_s:.2f} s: [bold]{num_tokens / took_s:.0f} tokens/s[/] on one engine;"
-            f" one after the other would wait {alone_s:.1f} s of answers",
+            f"\n{num_tokens} tokens in {took_s:.2f} s: [bold]{num_tokens / took_s:.0f} tokens/s[/] on one engine",
             highlight=False,
         )
 
@@ -293,20 +291,30 @@ def wake_table(timeline: Timeline, phases: Mapping[str, float]) -> Table:
 
 
 def run_demo(console: Console, folder: ClusterFolder, options: ClusterOptions, environ: Mapping[str, str]) -> None:
-    """Brings a cluster up, shows it at work, and takes it down whatever happens."""
+    """Brings a cluster up, shows it at work, and takes it down whatever happens.
+
+    Of a cluster that did not come up nothing runs, and its logs stay for whoever wants to know why.
+    """
     record = folder.read_record()
     if record is not None and record.is_alive:
         raise ClusterStateError(
-            f"a demo is running in {folder.path.name!r}; `emberline-local down --name {folder.path.name}` ends it"
+            f"cluster {folder.path.name!r} is up, and the demo makes one of its own: choose another --name,"
+            f" or take that one down first (`emberline-local down --name {folder.path.name}`)"
         )
     start_s = time.monotonic()
     console.print(Rule("[bold]A Kubernetes cluster on this machine[/]", align="left"))
+    has_come_up = True
     try:
-        with Steps(console) as steps:
-            launch.up(folder, options, environ, steps.show)
+        try:
+            with Steps(console) as steps:
+                launch.up(folder, options, environ, steps.show)
+        except LocalError:
+            has_come_up = False
+            raise
         asyncio.run(Demo(console, options.program, folder, time.monotonic).run())
     finally:
-        console.print()
-        with console.status("taking everything down"):
-            launch.down(folder)
+        if has_come_up:
+            console.print()
+            with console.status("taking everything down"):
+                launch.down(folder)
     console.print(f"everything is down; the demo took {time.monotonic() - start_s:.0f} s", highlight=False)

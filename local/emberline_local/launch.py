@@ -70,7 +70,10 @@ def _start(folder: ClusterFolder, environ: Mapping[str, str], show: Callable[[Ev
         for line in supervisor.stdout:
             event = read_event(line)
             if event.kind is EventKind.FAILED:
-                raise ClusterError(f"{event.text}\nthe logs are in {folder.path}; `down` removes them")
+                raise ClusterError(
+                    f"{event.text}\nthe logs are in {folder.path};"
+                    f" `emberline-local down --name {folder.path.name}` removes them"
+                )
             show(event)
             if event.kind is EventKind.READY:
                 supervisor.stdin.write(KEEP)

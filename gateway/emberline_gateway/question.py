@@ -13,6 +13,14 @@ MAX_MODEL_LENGTH: Final = 256
 _PATHS: Final = (http.CHAT_COMPLETIONS, http.COMPLETIONS)
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+"""As engines read: UTF-8 only, no NaN and no Infinity."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A path that goes to an engine."""
@@ -50,7 +58,7 @@ class Question:
 def read_question(body: bytes) -> Question:
     """Raises RefusalError for a body that no engine could read either, before anything is woken for it."""
     try:
-        parsed = json.loads(body)
+        parsed = _JSON.decode(str(body, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {type(error).__name__}") from error
     if not isinstance(parsed, dict):

@@ -191,6 +191,10 @@ async def test_the_path_form_leaves_an_absent_model_to_the_engine() -> None:
         (b"{", 400, "BadRequestError"),
         (b'{"messages": []}', 400, "BadRequestError"),
         (b'{"model": 1}', 400, "BadRequestError"),
+        (b'{"model": "tiny", "temperature": NaN}', 400, "BadRequestError"),
+        (b'{"model": "tiny", "temperature": -Infinity}', 400, "BadRequestError"),
+        (b'\xef\xbb\xbf{"model": "tiny"}', 400, "BadRequestError"),
+        ('{"model": "tiny"}'.encode("utf-16"), 400, "BadRequestError"),
     ],
 )
 async def test_what_cannot_be_routed_wakes_nothing(body: bytes, status: int, kind: str) -> None:
@@ -270,7 +274,7 @@ async def test_a_wake_that_fails_is_told_when_the_time_is_over() -> None:
 
 async def test_an_endpoint_that_is_not_accepted_is_refused_at_once() -> None:
     async with rig(endpoint=make_endpoint(refusal="no such claim"), asleep=True) as at:
-        with pytest.raises(openai.InternalServerError, match="not accepted: InvalidSpec: no such claim"):
+        with pytest.raises(openai.InternalServerError, match="cannot start: InvalidSpec: no such claim"):
             await at.ask()
         assert at.cluster.num_attempts == 0
 

@@ -28,9 +28,10 @@ $(BIN)/uv:
 # The native module is built in place; the stamp is older than any source that it is built from when it must be built again.
 $(VENV)/.ready: $(BIN)/uv requirements.lock pyproject.toml CMakeLists.txt $(wildcard runtime/native/*)
 	@echo "==> installing the locked packages"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --require-hashes requirements.lock
-	@echo "==> installing emberline, editable"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --no-build-isolation --no-deps -e .
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements.lock
+	@echo "==> installing emberline, and building its native module where there is a compiler (a minute)"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps -e .
+	@$(BIN)/python -c 'from emberline_runtime.native import refusals; print("".join(f"note: {r}\n" for r in refusals()), end="")'
 	@touch $@
 
 demo: setup ## A local cluster, a sleeping endpoint, its wake, its answers, and its sleep

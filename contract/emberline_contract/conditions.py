@@ -13,7 +13,7 @@ class ConditionType(StrEnum):
     PLACED = "Placed"
     """There is a place for the endpoint's pods."""
     WEIGHTS_READY = "WeightsReady"
-    """The model's files are where the pods will look for them."""
+    """Pods can mount the volume that holds the model; what is in it, the engine finds out."""
     READY = "Ready"
     """A request sent now will be answered (a sleeping endpoint that can be woken is ready)."""
     SCALING_ACTIVE = "ScalingActive"

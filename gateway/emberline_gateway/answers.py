@@ -48,8 +48,13 @@ def error_event(body: bytes) -> bytes:
 
 
 def heartbeat(wait: Wait, waited_s: float) -> bytes:
-    """An SSE comment: clients skip it, people and proxies see that something goes on."""
-    return f": waiting phase={wait.phase.value} waited={waited_s:.1f}s\n\n".encode()
+    """An SSE comment: clients skip it, people and proxies see that something goes on.
+
+    Of the detail only a reason such as `CrashLoopBackOff` is told: what a container wrote is for its owner.
+    """
+    word = wait.detail.split(" ", 1)[0]
+    reason = f" reason={word}" if word.isascii() and word.isalpha() else ""
+    return f": waiting phase={wait.phase.value}{reason} waited={waited_s:.1f}s\n\n".encode()
 
 
 def carried_error(status: int, body: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from emberline_contract import names
-from emberline_contract.conditions import ConditionType
+from emberline_contract.conditions import ConditionType, Reason
 from emberline_contract.health import WaitPhase
 from emberline_contract.quantities import duration_s
 from emberline_contract.resources import ScalingSpec, ServingSpec
@@ -67,7 +67,7 @@ class Endpoint:
     heartbeat_s: float = _SERVING.heartbeat_s
     activation_timeout_s: float = _SCALING.activation_timeout_s
     refusal: str = ""
-    """Why the operator does not accept the spec; empty when it does or has not said."""
+    """Why no engine can start, in the operator's words; empty when one can or nothing has been said."""
 
     @property
     def qualified(self) -> str:
@@ -121,10 +121,21 @@ def _unix_s(timestamp: str | None) -> int:
 def _refusal(raw: Raw) -> str:
     generation = raw["metadata"].get("generation", 0)
     for condition in (raw.get("status") or {}).get("conditions") or ():
-        if condition["type"] == ConditionType.ACCEPTED and condition["status"] == "False":
-            is_current = condition.get("observedGeneration", generation) == generation
-            return f"{condition['reason']}: {condition.get('message', '')}"[:_MAX_DETAIL] if is_current else ""
+        is_current = condition.get("observedGeneration", generation) == generation
+        if condition["status"] == "False" and is_current and _is_hopeless(condition):
+            return f"{condition['reason']}: {condition.get('message', '')}"[:_MAX_DETAIL]
     return ""
+
+
+def _is_hopeless(condition: Raw) -> bool:
+    """Whether a false condition means that no engine can start before somebody changes something.
+
+    A claim that is not bound yet is none: some volumes are bound only once a pod wants them.
+    """
+    return condition["type"] == ConditionType.ACCEPTED or condition["reason"] in (
+        Reason.UNKNOWN_REGION,
+        Reason.CLAIM_NOT_FOUND,
+    )
 
 
 def read_pod(raw: Raw) -> Pod:

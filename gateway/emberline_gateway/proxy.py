@@ -207,7 +207,7 @@ class Proxy:
             pod = desk.take(lost_at)
             if pod is None:
                 if endpoint.refusal and not desk.pods():
-                    raise answers.unavailable(f"{endpoint.qualified} is not accepted: {endpoint.refusal}")
+                    raise answers.unavailable(f"{endpoint.qualified} cannot start: {endpoint.refusal}")
                 try:
                     pod = await self._hold(exchange, endpoint, desk)
                 except DisplacedError:

@@ -112,9 +112,13 @@ def pod_troubles(pods: Iterable[Object]) -> list[str]:
         for container in status.get("containerStatuses", ()):
             if container.get("ready"):
                 continue
-            state = container.get("state", {}).get("waiting") or container.get("lastState", {}).get("terminated") or {}
+            ended = container.get("lastState", {}).get("terminated")
+            state = container.get("state", {}).get("waiting") or ended or {}
             words = [state.get("reason", "not ready"), state.get("message", "")]
-            found.append(f"{name}/{container['name']}: {' '.join(filter(None, words))}")
+            line = f"{name}/{container['name']}: {' '.join(filter(None, words))}"
+            if ended:
+                line += f"; see `emberline-local logs {pod['metadata'].get('namespace', 'default')}/{name}`"
+            found.append(line)
         if not status.get("containerStatuses"):
             unmet = [c for c in status.get("conditions", ()) if c["status"] != "True" and c.get("message")]
             found.append(f"{name}: {unmet[0]['message'] if unmet else status.get('phase', 'not seen by a node')}")

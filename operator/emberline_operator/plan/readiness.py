@@ -87,16 +87,16 @@ def judge_ready(
     has_served = _has_served(before, generation)
     never = "" if has_served else f" {NEVER_READY}"
     if weights is not None and weights.reason is Reason.CLAIM_NOT_FOUND:
-        return _ready("False", Reason.WEIGHTS_NOT_READY, weights.message + never)
+        return _ready("False", Reason.WEIGHTS_NOT_READY, _then(weights.message, never))
     if deployment is None:
         return _ready("Unknown", Reason.PENDING, "the endpoint's objects are being created")
     if replicas_of(deployment) == 0:
         if weights is not None and weights.status != "True":
-            return _ready("Unknown", Reason.WEIGHTS_NOT_READY, weights.message + never)
+            return _ready("Unknown", Reason.WEIGHTS_NOT_READY, _then(weights.message, never))
         return _ready("True", Reason.SCALED_TO_ZERO, f"nothing runs; the first request starts an engine.{never}")
     trouble = find_trouble(pods, deployment)
     if trouble is not None:
-        return _ready("False", trouble.reason, f"{trouble.message}{never}")
+        return _ready("False", trouble.reason, _then(trouble.message, never))
     num_up = sum(not pod.terminating for pod in pods)
     message = f"{num_up} of {replicas_of(deployment)} engines are starting; requests are held.{never}"
     return _ready(truth(may_sleep and has_served), Reason.STARTING, message)
@@ -108,6 +108,13 @@ def judge_degraded(pods: Sequence[PodState], deployment: Json | None) -> Verdict
     if trouble is None:
         return Verdict(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, "nothing fails")
     return Verdict(ConditionType.DEGRADED, "True", trouble.reason, trouble.message)
+
+
+def _then(message: str, sentence: str) -> str:
+    """Another sentence after somebody's words, which may end without a full stop."""
+    if not sentence or message.endswith((".", "!", "?")):
+        return message + sentence
+    return f"{message}.{sentence}"
 
 
 def _ready(status: Truth, reason: Reason, message: str) -> Verdict:

@@ -44,6 +44,8 @@ def test_an_endless_event_flows() -> None:
 def test_heartbeat_is_a_comment() -> None:
     beat = heartbeat(Wait(WaitPhase.LOADING, "secret\n\ndata: x"), 12.34)
     assert beat == b": waiting phase=loading waited=12.3s\n\n"
+    beat = heartbeat(Wait(WaitPhase.STARTING, "CrashLoopBackOff back-off 10s: it wrote a secret"), 1.0)
+    assert beat == b": waiting phase=starting reason=CrashLoopBackOff waited=1.0s\n\n"
 
 
 def test_refusals() -> None:

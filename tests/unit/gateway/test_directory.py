@@ -132,6 +132,22 @@ def test_a_refusal_counts_for_its_generation_only() -> None:
     assert read_endpoint(raw).refusal == ""
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "reason", "refusal"),
+    [
+        ("Placed", "False", "UnknownRegion", "UnknownRegion: m"),
+        ("WeightsReady", "False", "ClaimNotFound", "ClaimNotFound: m"),
+        ("WeightsReady", "False", "ClaimNotBound", ""),
+        ("WeightsReady", "Unknown", "ClaimNotFound", ""),
+        ("Ready", "False", "ContainerFailed", ""),
+    ],
+)
+def test_what_only_a_user_can_mend_is_a_refusal(kind: str, status: str, reason: str, refusal: str) -> None:
+    raw = make_endpoint()
+    raw["status"] = {"conditions": [{"type": kind, "status": status, "reason": reason, "message": "m"}]}
+    assert read_endpoint(raw).refusal == refusal
+
+
 def test_pods_come_change_and_go() -> None:
     directory = directory_of(make_endpoint())
     told: list[Target] = []

@@ -116,7 +116,7 @@ def test_troubles_of_pods_are_told_in_their_own_words() -> None:
     assert pod_troubles([waiting, unscheduled, crashed]) == [
         "a/c: ErrImagePull none such",
         "b: 0/1 nodes are available",
-        "d/c: Error",
+        "d/c: Error; see `emberline-local logs default/d`",
     ]
 
 

@@ -39,7 +39,9 @@ def become_kubectl(words: list[str], environ: Mapping[str, str]) -> NoReturn:
         name, words = words[1], words[2:]
     folder = ClusterFolder(cluster_dir(environ, name))
     program = folder.running().program
-    os.execve(program, [program, "kubectl", *words], {**environ, "KUBECONFIG": str(folder.kubeconfig)})  # noqa: S606
+    # Its discovery cache goes with the cluster; in the user's home it would stay, a folder for each port.
+    own = {"KUBECONFIG": str(folder.kubeconfig), "KUBECACHEDIR": str(folder.path / "kubectl-cache")}
+    os.execve(program, [program, "kubectl", *words], {**environ, **own})  # noqa: S606
 
 
 if __name__ == "__main__":

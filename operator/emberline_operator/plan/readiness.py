@@ -24,6 +24,8 @@ _TOLD: Final = (
 )
 """Reasons whose message says that no engine has been ready, where that is so."""
 
+_OF_PODS: Final = (Reason.CONTAINER_FAILED, Reason.UNSCHEDULABLE, Reason.PODS_NOT_CREATED)
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -102,12 +104,26 @@ def judge_ready(
     return _ready(truth(may_sleep and has_served), Reason.STARTING, message)
 
 
-def judge_degraded(pods: Sequence[PodState], deployment: Json | None) -> Verdict:
-    """Whether something fails, also while requests are answered."""
+def judge_degraded(pods: Sequence[PodState], deployment: Json | None, before: Json, generation: int) -> Verdict:
+    """Whether something fails, also while requests are answered.
+
+    What made a start fail is still so at zero replicas, until the spec changes or another start shows otherwise.
+    """
     trouble = find_trouble(pods, deployment)
+    if trouble is None and deployment is not None and replicas_of(deployment) == 0:
+        trouble = _last_trouble(before, generation)
     if trouble is None:
         return Verdict(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, "nothing fails")
     return Verdict(ConditionType.DEGRADED, "True", trouble.reason, trouble.message)
+
+
+def _last_trouble(before: Json, generation: int) -> Trouble | None:
+    """What the live status tells of pods of this generation."""
+    for condition in before.get("conditions", ()):
+        is_it = condition["type"] == ConditionType.DEGRADED.value and condition.get("observedGeneration") == generation
+        if is_it and condition["status"] == "True" and condition["reason"] in _OF_PODS:
+            return Trouble(Reason(condition["reason"]), condition["message"])
+    return None
 
 
 def _then(message: str, sentence: str) -> str:

@@ -98,7 +98,7 @@ def _verdicts(found: Findings, before: Json) -> list[Verdict]:
             generation=found.seen.generation,
         ),
         _scaling(found),
-        judge_degraded(found.seen.pods, found.deployment),
+        judge_degraded(found.seen.pods, found.deployment, before, found.seen.generation),
     ]
     reconciling = _reconciling(found, blocked)
     if reconciling is not None:

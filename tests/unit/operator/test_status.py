@@ -199,6 +199,26 @@ def test_a_wake_keeps_it_ready_once_this_generation_has_served(floor: int, statu
     assert flat(store.settle())["Ready"] == ("False", "Starting"), "at another generation"
 
 
+def test_a_start_that_failed_is_still_told_at_zero() -> None:
+    store = made()
+    store.scale(1)
+    store.pods = (make_pod_state(template_hash=current(store), failure="container engine: no such model"),)
+    assert flat(store.settle())["Degraded"] == ("True", "ContainerFailed")
+    store.scale(0)
+    store.pods = ()
+    assert flat(store.settle())["Degraded"] == ("True", "ContainerFailed")
+    assert "no such model" in condition_of(store.settle(), "Degraded")["message"]
+    store.scale(1)
+    store.pods = (ready_pod(store),)
+    assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "another start went well"
+    store.pods = (make_pod_state(template_hash=current(store), failure="container engine: no such model"),)
+    store.settle()
+    store.scale(0)
+    store.pods = ()
+    store.endpoint = {**make_endpoint(generation=2), "status": store.endpoint["status"]}
+    assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "the spec has changed"
+
+
 def test_a_working_old_pod_keeps_it_ready_and_reconciling_says_who_is_left() -> None:
     store = made(scaling={"minReplicas": 1})
     store.pods = (ready_pod(store, "old"),)

@@ -10,8 +10,9 @@ UV_VERSION := 0.13.9
 PYTEST_ARGS ?=
 # Each worker starts a control plane of its own (1 GB); more of them wait for one another's cores.
 TEST_WORKERS ?= 2
+SOAK ?= 20
 
-.PHONY: help setup demo test test-fast check bench bench-engine bench-gateway bench-native gen lock clean
+.PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native gen lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}'
@@ -52,6 +53,9 @@ check: setup ## Format, lint, types, import contracts, generated files
 
 gen: setup ## Write crds/ and docs/reference/ from the contract
 	@$(BIN)/python scripts/gen.py
+
+soak: setup ## Property tests with twenty times as many examples, new ones each time (SOAK=20)
+	@EMBERLINE_SOAK=$(SOAK) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist load -q tests/unit/runtime_core tests/unit/operator/test_replicas.py tests/unit/gateway/test_holding.py $(PYTEST_ARGS)
 
 bench: bench-native bench-engine bench-gateway ## Every benchmark; each prints one JSON line last and fails on a miss
 

@@ -12,7 +12,7 @@ from emberline_contract.resources import ScalingSpec
 from emberline_operator.accept import Rejection
 from emberline_operator.desired.child import Child
 from emberline_operator.placement import Placement, Unplaced
-from emberline_operator.plan.conditions import Verdict, stamp, truth
+from emberline_operator.plan.conditions import Truth, Verdict, stamp, truth
 from emberline_operator.plan.idle import Idleness
 from emberline_operator.plan.readiness import judge_degraded, judge_ready
 from emberline_operator.plan.replicas import replicas_of
@@ -142,8 +142,8 @@ def _scaling(found: Findings) -> Verdict:
     if replicas_of(found.deployment) == 0:
         return Verdict(kind, "True", Reason.SCALED_TO_ZERO, "the first request wakes the endpoint")
     if found.idleness is not None and found.idleness.unknown:
-        status = "Unknown" if found.idleness.has_gateway else "False"
-        return Verdict(kind, status, Reason.DEMAND_UNKNOWN, found.idleness.unknown)  # type: ignore[arg-type]
+        status: Truth = "Unknown" if found.idleness.has_gateway else "False"
+        return Verdict(kind, status, Reason.DEMAND_UNKNOWN, found.idleness.unknown)
     floor = f"its floor of {scaling.min_replicas}" if scaling.min_replicas else "zero"
     message = f"{scaling.idle_after} without any request put the endpoint back to {floor}"
     return Verdict(kind, "True", Reason.FOLLOWS_DEMAND, message)

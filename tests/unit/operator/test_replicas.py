@@ -12,6 +12,7 @@ from emberline_contract import names
 from emberline_contract.resources import ScalingSpec
 from emberline_operator.plan.actions import Apply, Scale, Sleep
 from emberline_operator.plan.replicas import clamp, first_replicas, others_own_replicas, replicas_of, replicas_to_apply
+from support.examples import examples
 from support.operator_objects import CHILD, Raw, Store, entry, make_endpoint, make_pod_state, quiet
 
 REPLICAS: Raw = {"f:spec": {"f:replicas": {}}}
@@ -119,7 +120,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(**examples(150))
 @given(steps=steps, initial=st.integers(0, 2), floor=st.integers(0, 2))
 def test_nobody_but_the_rules_moves_replicas(steps: list[tuple[str, int]], initial: int, floor: int) -> None:
     """Passes that crash anywhere, a gateway that wakes, a user who scales, specs that change, operators of another version."""

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import DataObject, data, integers
 
 from emberline_runtime.core.block_pool import BlockPool
+from support.examples import examples
 
 
 class Evictions(list[int]):
@@ -167,6 +168,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(
-    derandomize=True, max_examples=100, stateful_step_count=30, deadline=None, database=None
-)
+TestPoolMachine.settings = settings(**examples(100), stateful_step_count=30)

@@ -24,6 +24,7 @@ from emberline_runtime.core.sampling import (
     token_logprobs,
 )
 from emberline_runtime.core.step import SamplingSpec
+from support.examples import examples
 
 GREEDY = SamplingSpec(temperature=0)
 LOGITS = [0.5, 2.0, 1.0, 2.0, -1.0, 0.0]
@@ -198,7 +199,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
         assert abs(counts[token] / num_draws - part) < 5 * math.sqrt(part * (1 - part) / num_draws)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None, database=None)
+@settings(**examples(100))
 @given(
     st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
     st.integers(-(2**70), 2**70),

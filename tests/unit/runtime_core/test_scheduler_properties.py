@@ -13,6 +13,7 @@ from emberline_runtime.core.prefix_index import sha256
 from emberline_runtime.core.request import Request
 from emberline_runtime.core.step import SamplingSpec
 from support.engine_rig import Rig, make_limits
+from support.examples import SOAK, examples
 
 VOCAB = 40
 POISON = 39
@@ -177,10 +178,7 @@ def check_scenario(scenario: Scenario) -> None:
 
 
 @settings(
-    derandomize=True,
-    max_examples=150,
-    deadline=None,
-    database=None,
+    **examples(150),
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate, Phase.shrink],
     report_multiple_bugs=False,
@@ -192,7 +190,7 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(rng: Random) -
     check_scenario(scenario)
 
 
-@pytest.mark.parametrize("hundred", range(8))
+@pytest.mark.parametrize("hundred", range(8 * SOAK))
 def test_the_same_over_plain_seeds(hundred: int) -> None:
     # Hypothesis finds small examples; plain seeds are many for the same time.
     for seed in range(100 * hundred, 100 * hundred + 100):

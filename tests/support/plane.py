@@ -59,7 +59,8 @@ class TestPlane:
     async def dynamic(self) -> AsyncIterator[DynamicClient]:
         """An administrator's dynamic client (server-side apply, custom resources), closed at the end."""
         async with self.client() as api:
-            yield await DynamicClient(api)
+            # Its discovery cache lies in /tmp unless it is told where.
+            yield await DynamicClient(api, cache_file=str(self.state_dir / "discovery.json"))
 
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> str:
         """Output of kubectl; fails the test with kubectl's words if it ends badly."""

@@ -29,7 +29,8 @@ $(BIN)/uv:
 # The native module is built in place; the stamp is older than any source that it is built from when it must be built again.
 $(VENV)/.ready: $(BIN)/uv requirements.lock pyproject.toml CMakeLists.txt $(wildcard runtime/native/*)
 	@echo "==> installing the locked packages"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --require-hashes requirements.lock
+	@# Compiled here once: else the first start of each process pays for it, 2 s in an engine's wake.
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --compile-bytecode --require-hashes requirements.lock
 	@echo "==> installing emberline, and building its native module where there is a compiler (a minute)"
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps -e .
 	@$(BIN)/python -c 'from emberline_runtime.native import refusals; print("".join(f"note: {r}\n" for r in refusals()), end="")'

@@ -309,10 +309,10 @@ async def test_watches_resume_and_list_again(installed: TestPlane, namespace: st
     async with own_cluster(installed) as cluster:
         watching = asyncio.create_task(cluster.watch(directory))
         await eventually(lambda: directory.endpoint(namespace, "first"), 10)
-        # Cut every connection of the client under its feet.
-        await cluster._api.rest_client.pool_manager.connector.close()
-        await cluster._api.rest_client.pool_manager.close()
-        cluster._api.rest_client.pool_manager = None
+        connections = cluster._api.rest_client.pool_manager.connector._acquired
+        await eventually(lambda: directory.is_complete and len(connections) == 2, 10)  # both watches are open
+        for connection in tuple(connections):
+            connection.transport.abort()
         installed.apply(endpoint(namespace, "second"))
         installed.kubectl("delete", names.ENDPOINT_PLURAL, "first", "-n", namespace)
         await eventually(lambda: directory.endpoint(namespace, "second"), 10)

@@ -248,3 +248,24 @@ def _parts(seen: Snapshot) -> Raw:
 def condition_of(plan: Plan, kind: str) -> Raw:
     """A condition of a plan's status; empty if it is not there."""
     return next((c for c in plan.status["conditions"] if c["type"] == kind), {})
+
+
+EU: Raw = {"eu": {"metadata": {"name": "eu"}, "spec": {}}}
+
+
+def made(**spec: Any) -> Store:
+    """An endpoint whose objects are there; its Deployment is at the floor."""
+    store = Store(make_endpoint(**spec), regions=EU, demand=quiet(1))
+    store.settle()
+    return store
+
+
+def current(store: Store) -> str:
+    """Hash of the template that the Deployment has now."""
+    annotations: dict[str, str] = store.deployment["spec"]["template"]["metadata"]["annotations"]
+    return annotations[names.ANNOTATION_TEMPLATE_HASH]
+
+
+def ready_pod(store: Store, name: str = "tiny-1", **state: Any) -> PodState:
+    """A pod of the current template that has been ready for ten minutes."""
+    return make_pod_state(name, ready_s=600, **{"template_hash": current(store), **state})

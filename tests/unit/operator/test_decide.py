@@ -17,29 +17,11 @@ from support.operator_objects import (
     Raw,
     Store,
     condition_of,
+    made,
     make_endpoint,
-    make_pod_state,
     quiet,
+    ready_pod,
 )
-
-EU: Raw = {"eu": {"metadata": {"name": "eu"}, "spec": {}}}
-
-
-def made(**spec: Any) -> Store:
-    """An endpoint whose objects are there; its Deployment is at the floor."""
-    store = Store(make_endpoint(**spec), regions=EU, demand=quiet(1))
-    store.settle()
-    return store
-
-
-def current(store: Store) -> str:
-    annotations: dict[str, str] = store.deployment["spec"]["template"]["metadata"]["annotations"]
-    return annotations[names.ANNOTATION_TEMPLATE_HASH]
-
-
-def ready_pod(store: Store, name: str = "tiny-1", **state: Any) -> Any:
-    return make_pod_state(name, ready_s=600, **{"template_hash": current(store), **state})
-
 
 # Questions.
 

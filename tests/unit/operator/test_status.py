@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from emberline_contract import names
 from emberline_contract.conditions import ALWAYS_PRESENT
 from emberline_contract.resources import InferenceEndpointStatus
 from emberline_operator.plan.actions import Plan
@@ -18,29 +16,14 @@ from support.operator_objects import (
     Raw,
     Store,
     condition_of,
+    current,
     live_of,
+    made,
     make_endpoint,
     make_pod_state,
     quiet,
+    ready_pod,
 )
-
-EU: Raw = {"eu": {"metadata": {"name": "eu"}, "spec": {}}}
-
-
-def made(**spec: Any) -> Store:
-    """An endpoint whose objects are there; its Deployment is at the floor."""
-    store = Store(make_endpoint(**spec), regions=EU, demand=quiet(1))
-    store.settle()
-    return store
-
-
-def current(store: Store) -> str:
-    annotations: dict[str, str] = store.deployment["spec"]["template"]["metadata"]["annotations"]
-    return annotations[names.ANNOTATION_TEMPLATE_HASH]
-
-
-def ready_pod(store: Store, name: str = "tiny-1", **state: Any) -> Any:
-    return make_pod_state(name, ready_s=600, **{"template_hash": current(store), **state})
 
 
 def flat(plan: Plan) -> dict[str, tuple[str, str]]:

@@ -95,13 +95,13 @@ def _carries(pid: int, entry: bytes) -> bool:
         return False
 
 
-def kill_marked(state_dir: Path) -> int:
-    """Sends SIGKILL to every process that carries the mark; returns how many there were.
+def kill_marked(state_dir: Path) -> set[int]:
+    """Sends SIGKILL to every process that carries the mark; returns their ids.
 
     The mark is read again through a handle on the process, so a reused process id is never hit.
     """
     entry = f"{MARK}={state_dir}".encode()
-    killed = 0
+    killed = set()
     for pid in marked_pids(state_dir):
         try:
             handle = os.pidfd_open(pid)
@@ -110,7 +110,7 @@ def kill_marked(state_dir: Path) -> int:
         try:
             if _carries(pid, entry):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                killed += 1
+                killed.add(pid)
         except ProcessLookupError:
             continue
         finally:
@@ -121,16 +121,20 @@ def kill_marked(state_dir: Path) -> int:
 def sweep(state_dir: Path, *, deadline_s: float = 10.0, pause_s: float = 0.02) -> int:
     """Ends what still runs of a cluster and waits until it is gone; returns how many processes there were.
 
-    Repeats because a process may fork while it is being looked for. Raises ClusterError with the ids that stay.
+    Only a second look that finds nothing proves it: a process may fork while it is being looked for, and one in the
+    middle of an exec shows no environment for a moment. Raises ClusterError with the ids that stay.
     """
     killed = kill_marked(state_dir)
     until = time.monotonic() + deadline_s
-    while remaining := marked_pids(state_dir):
-        if time.monotonic() > until:
+    quiet_looks = 0
+    while quiet_looks < 2:
+        time.sleep(pause_s)
+        remaining = kill_marked(state_dir)
+        killed |= remaining
+        quiet_looks = 0 if remaining else quiet_looks + 1
+        if remaining and time.monotonic() > until:
             raise ClusterError(
-                f"processes {remaining} of {state_dir} have not ended {deadline_s:.0f} s after SIGKILL;"
+                f"processes {sorted(remaining)} of {state_dir} have not ended {deadline_s:.0f} s after SIGKILL;"
                 " look at what they wait for (`ps -o pid,stat,wchan,args`), then run `down` again"
             )
-        time.sleep(pause_s)
-        kill_marked(state_dir)
-    return killed
+    return len(killed)

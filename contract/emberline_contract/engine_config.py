@@ -15,6 +15,8 @@ from emberline_contract.names import MODELS_PATH
 from emberline_contract.quantities import quantity_bytes
 
 Dtype = Literal["bf16", "fp16", "fp32"]
+Quantization = Literal["fp8", "int8", "int4"]
+KvCacheDtype = Literal["auto", "bf16", "fp8"]
 Device = Literal["cpu", "cuda"]
 ExecutorName = Literal["auto", "torch", "oracle"]
 Bytes = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$", max_length=20)]
@@ -50,7 +52,12 @@ class EngineConfig(EngineOptions):
     device: Device = "cpu"
     """Where it computes."""
     dtype: Dtype = "bf16"
-    """Type of weights and KV cache."""
+    """Type that is computed in, and of the weights where `quantization` does not say otherwise."""
+    quantization: Quantization | None = None
+    """Type that the linear layers' weights are turned into while they are loaded; unset: none. A checkpoint that is quantised
+    already says so itself."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of the KV cache; `auto` is that of `dtype`."""
     drain_timeout_s: float = Field(default=600.0, ge=0, le=3600)
     """After SIGTERM, seconds until running streams are ended with an error event."""
 
@@ -66,7 +73,11 @@ class EngineConfig(EngineOptions):
         return self
 
     def to_json(self) -> str:
-        """The file's content: only what is set, keys sorted, so that equal configurations have equal bytes."""
+        """The file's content: what differs from the defaults, keys sorted, so that equal configurations have equal bytes.
+
+        A default is left out so that an engine of an older release, which refuses fields that it does not know, takes the
+        file of a newer operator as long as nothing new is asked of it. Defaults never change.
+        """
         import json
 
-        return json.dumps(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=True, indent=2)
+        return json.dumps(self.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=True, indent=2)

@@ -22,6 +22,9 @@ OPERATOR_NAME: Final = "emberline-operator"
 GATEWAY_NAME: Final = "emberline-gateway"
 """Name of the gateway's Deployment, Service and ServiceAccount; the value of its pods' `app.kubernetes.io/name`."""
 RUNTIME_NAME: Final = "emberline-runtime"
+WEIGHTS_NAMESPACE: Final = "emberline-weights"
+NODE_AGENT_NAME: Final = "emberline-node"
+"""ServiceAccount of the node agent, in WEIGHTS_NAMESPACE; an admission policy binds it to `emberline.dev/*` labels."""
 
 # Field managers of server-side apply.
 OPERATOR_MANAGER: Final = "emberline-operator"
@@ -54,6 +57,11 @@ MAX_ENDPOINT_NAME: Final = 30
 MAX_REGION_NAME: Final = 25
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
+ANNOTATION_PLACEMENT: Final = f"{GROUP}/placement"
+"""On a child Deployment: the region, GPU class and precision that were decided for it, as JSON. It stays decided."""
+ANNOTATION_RESTARTED_AT: Final = f"{GROUP}/restarted-at"
+"""On the pod template: `rollout.restartAt`."""
+
 # Inside an engine pod.
 ENGINE_CONTAINER: Final = "engine"
 MODELS_PATH: Final = "/models"
@@ -73,6 +81,19 @@ ENV_RUNTIME_IMAGE: Final = "EMBERLINE_RUNTIME_IMAGE"
 """Operator: the engine image of endpoints that name none."""
 ENV_PUBLIC_URL: Final = "EMBERLINE_PUBLIC_URL"
 """Operator: the base of status.url; unset means the gateway's in-cluster Service."""
+ENV_WATCH_NAMESPACES: Final = "EMBERLINE_WATCH_NAMESPACES"
+"""Operator: namespaces to look after, separated by commas; unset means all."""
+ENV_IMAGE_REGISTRY: Final = "EMBERLINE_IMAGE_REGISTRY"
+"""Operator: registry (with a path, if need be) that engine images come from instead of their own."""
+ENV_HTTP_PROXY: Final = "EMBERLINE_HTTP_PROXY"
+"""Operator: HTTP_PROXY of engine pods; likewise the next two."""
+ENV_HTTPS_PROXY: Final = "EMBERLINE_HTTPS_PROXY"
+ENV_NO_PROXY: Final = "EMBERLINE_NO_PROXY"
+ENV_CA_BUNDLE_CONFIGMAP: Final = "EMBERLINE_CA_BUNDLE_CONFIGMAP"
+"""Operator: ConfigMap of each endpoint's namespace whose key `ca.crt` engine pods trust."""
+ENV_HF_ENDPOINT: Final = "EMBERLINE_HF_ENDPOINT"
+"""Operator: HF_ENDPOINT of engine pods, the base URL of a mirror of the Hugging Face hub."""
+CA_BUNDLE_KEY: Final = "ca.crt"
 
 # Service and container ports.
 PORT_NAME_HTTP: Final = "http"
@@ -89,6 +110,18 @@ ADMIN_TOKEN_PATH: Final = "/var/run/secrets/emberline.dev/admin/token"
 """Where the operator finds that token (a projected volume)."""
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
+AMD_GPU_RESOURCE: Final = "amd.com/gpu"
+
+# Scaling.
+METRICS_GROUP: Final = "custom.metrics.k8s.io"
+METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
+METRIC_QUEUE_DEPTH: Final = "emberline_queue_depth"
+"""Requests that wait, to look at."""
+METRIC_QUEUE_LOAD: Final = "emberline_queue_load"
+"""What a HorizontalPodAutoscaler divides by `scaling.queueDepthPerReplica` (design 4: demand)."""
+METRIC_REQUESTS: Final = "emberline_requests"
+"""Unfinished requests; a HorizontalPodAutoscaler divides it by `scaling.requestsPerReplica`."""
+POD_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 
 def child_name(endpoint: str, region: str) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Final
 
 from emberline_contract import names
 from emberline_operator.errors import SettingsError
 
 DEFAULT_PUBLIC_URL = f"http://{names.GATEWAY_NAME}.{names.SYSTEM_NAMESPACE}.svc:{names.GATEWAY_PORT}"
+_BASE_URL: Final = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
+_REGISTRY: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([-._a-z0-9]*[a-z0-9])?)*")
+_OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_OBJECT_NAME: Final = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,35 @@ class Install:
     """Engine image of endpoints that name none."""
     public_url: str = DEFAULT_PUBLIC_URL
     """Base of `status.url`, without a slash at its end."""
+    image_registry: str = ""
+    """Registry, with a path if need be, that engine images come from instead of the one in their names; empty: their own."""
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: str = ""
+    """Proxies of engine pods; empty: none."""
+    ca_bundle_configmap: str = ""
+    """ConfigMap of each endpoint's namespace whose `ca.crt` engine pods trust; empty: none."""
+    hf_endpoint: str = ""
+    """Base URL of the Hugging Face hub for engine pods, without a slash at its end; empty: the hub itself."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Install:
+        """The operator-wide defaults. Raises SettingsError with the variable's name and the remedy."""
+        image = environ.get(names.ENV_RUNTIME_IMAGE, "")
+        if not image:
+            raise SettingsError(
+                f"{names.ENV_RUNTIME_IMAGE} is not set; give it the engine image of endpoints that name none"
+            )
+        return cls(
+            runtime_image=image,
+            public_url=_base_url(environ, names.ENV_PUBLIC_URL) or DEFAULT_PUBLIC_URL,
+            image_registry=_registry(environ, names.ENV_IMAGE_REGISTRY),
+            http_proxy=_base_url(environ, names.ENV_HTTP_PROXY),
+            https_proxy=_base_url(environ, names.ENV_HTTPS_PROXY),
+            no_proxy=_hosts(environ, names.ENV_NO_PROXY),
+            ca_bundle_configmap=_object_name(environ, names.ENV_CA_BUNDLE_CONFIGMAP),
+            hf_endpoint=_base_url(environ, names.ENV_HF_ENDPOINT),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +77,38 @@ class Settings:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
         """Settings of a process. Raises SettingsError with the variable's name and the remedy."""
-        image = environ.get(names.ENV_RUNTIME_IMAGE, "")
-        if not image:
-            raise SettingsError(
-                f"{names.ENV_RUNTIME_IMAGE} is not set; give it the engine image of endpoints that name none"
-            )
-        url = (environ.get(names.ENV_PUBLIC_URL) or DEFAULT_PUBLIC_URL).rstrip("/")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise SettingsError(f"{names.ENV_PUBLIC_URL} is {url!r}; it must begin with http:// or https:// and a host")
         return cls(
-            install=Install(runtime_image=image, public_url=url),
+            install=Install.from_environ(environ),
             host=environ.get(names.ENV_POD_IP) or "127.0.0.1",
         )
+
+
+def _base_url(environ: Mapping[str, str], name: str) -> str:
+    url = environ.get(name, "").rstrip("/")
+    if url and not _BASE_URL.fullmatch(url):
+        raise SettingsError(f"{name} is {url!r}; it must begin with http:// or https:// and a host")
+    return url
+
+
+def _registry(environ: Mapping[str, str], name: str) -> str:
+    registry = environ.get(name, "").rstrip("/")
+    if registry and not _REGISTRY.fullmatch(registry):
+        raise SettingsError(f"{name} is {registry!r}; write it like registry.example:5000/mirror, without https://")
+    return registry
+
+
+def _hosts(environ: Mapping[str, str], name: str) -> str:
+    hosts = environ.get(name, "")
+    if any(not host or any(c.isspace() for c in host) for host in hosts.split(",")) and hosts:
+        raise SettingsError(f"{name} is {hosts!r}; write hosts and networks with commas and no spaces between them")
+    return hosts
+
+
+def _object_name(environ: Mapping[str, str], name: str) -> str:
+    configmap = environ.get(name, "")
+    if configmap and (len(configmap) > _MAX_OBJECT_NAME or not _OBJECT_NAME.fullmatch(configmap)):
+        raise SettingsError(
+            f"{name} is {configmap!r}; it must be the name of a ConfigMap: at most {_MAX_OBJECT_NAME} lower-case letters, "
+            "digits, '-' and '.'"
+        )
+    return configmap

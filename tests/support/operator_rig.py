@@ -32,6 +32,7 @@ from support.plane import TestPlane
 Raw = dict[str, Any]
 T = TypeVar("T")
 BASE = Path(__file__).parents[2] / "manifests" / "base"
+ACCOUNT_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 VOLUMES = "/api/v1/persistentvolumes"
@@ -74,10 +75,10 @@ def install_account(plane: TestPlane) -> Path:
         document
         for document in documents
         if document["kind"] == "Namespace"
-        or (document["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
-            and document["metadata"]["name"] == names.OPERATOR_NAME)
+        or (document["kind"] in ACCOUNT_KINDS
+            and document["metadata"]["labels"][names.LABEL_APP] == names.OPERATOR_NAME)
     ]  # fmt: skip
-    assert {document["kind"] for document in wanted} >= {"Namespace", "ServiceAccount", "ClusterRole"}
+    assert {document["kind"] for document in wanted} == {"Namespace", *ACCOUNT_KINDS}
     plane.apply(*wanted)
     token = plane.kubectl("-n", names.SYSTEM_NAMESPACE, "create", "token", names.OPERATOR_NAME).strip()
     cluster = {"server": f"https://127.0.0.1:{plane.api_port}", "certificate-authority": str(plane.ca_file)}

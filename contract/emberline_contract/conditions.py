@@ -10,6 +10,8 @@ class ConditionType(StrEnum):
 
     ACCEPTED = "Accepted"
     """The spec can be acted on."""
+    ALIAS_READY = "AliasReady"
+    """`model.servedName` reaches this endpoint."""
     PLACED = "Placed"
     """There is a place for the endpoint's pods."""
     WEIGHTS_READY = "WeightsReady"
@@ -18,6 +20,8 @@ class ConditionType(StrEnum):
     """A request sent now will be answered (a sleeping endpoint that can be woken is ready)."""
     SCALING_ACTIVE = "ScalingActive"
     """Replicas follow demand."""
+    ROLLOUT_BLOCKED = "RolloutBlocked"
+    """The newest generation cannot reach all engines now; the message says what is missing."""
     DEGRADED = "Degraded"
     """Something fails although requests may still be answered."""
     RECONCILING = "Reconciling"
@@ -28,10 +32,12 @@ class ConditionType(StrEnum):
 
 ALWAYS_PRESENT: tuple[ConditionType, ...] = (
     ConditionType.ACCEPTED,
+    ConditionType.ALIAS_READY,
     ConditionType.PLACED,
     ConditionType.WEIGHTS_READY,
     ConditionType.READY,
     ConditionType.SCALING_ACTIVE,
+    ConditionType.ROLLOUT_BLOCKED,
     ConditionType.DEGRADED,
 )
 
@@ -48,13 +54,37 @@ class Reason(StrEnum):
     """A field has a value that cannot be acted on; the message names it and the remedy."""
     NAME_TAKEN = "NameTaken"
     """An object with a child's name exists and belongs to somebody else; it is never adopted."""
+    # AliasReady
+    NO_ALIAS = "NoAlias"
+    """No `model.servedName` was asked for."""
+    ALIAS_SERVED = "AliasServed"
+    """`model.servedName` reaches this endpoint."""
+    NAME_CONFLICT = "NameConflict"
+    """An older endpoint has that `model.servedName`; this one is reached as `<namespace>/<name>`."""
     # Placed
     ANYWHERE = "Anywhere"
     """No region was asked for: any node will do."""
     IN_REGION = "InRegion"
-    """Pods go to nodes of the region."""
+    """Pods go to nodes of the regions."""
+    PARTLY_PLACED = "PartlyPlaced"
+    """Some of the regions have a place, the message says what is wrong with the others."""
     UNKNOWN_REGION = "UnknownRegion"
     """There is no InferenceRegion of that name."""
+    NO_NODES = "NoNodes"
+    """The region has neither nodes nor declared pools."""
+    NO_SUCH_GPU = "NoSuchGpu"
+    """No GPU of the wanted type or memory is there; the message names those that are."""
+    DOES_NOT_FIT = "DoesNotFit"
+    """No GPU that is there can hold weights, one full context and overhead; the message has the numbers."""
+    NEEDS_SEVERAL_GPUS = "NeedsSeveralGpus"
+    """The model fits only over several GPUs, and this engine does not split a model yet."""
+    PRECISION_UNSUPPORTED = "PrecisionUnsupported"
+    """`precision` asks for a type that no GPU that is there computes in."""
+    OUTSIDE_JURISDICTION = "OutsideJurisdiction"
+    """The region lies in none of `placement.residency.jurisdictions`."""
+    RESIDENCY_UNKNOWN = "ResidencyUnknown"
+    """It has become unknown where the region or its nodes are; nothing new is placed, and what runs is stopped after
+    `placement.residency.absenceGrace`."""
     # WeightsReady
     CLAIM_BOUND = "ClaimBound"
     """The PersistentVolumeClaim of `model.source` is bound."""
@@ -67,6 +97,8 @@ class Reason(StrEnum):
     """At least one engine is ready."""
     SCALED_TO_ZERO = "ScaledToZero"
     """Nothing runs; the first request wakes the endpoint."""
+    STOPPED = "Stopped"
+    """`spec.replicas` is 0: stopped by hand; requests are refused until it is raised."""
     STARTING = "Starting"
     """Engines are starting. The status is True for an endpoint that may sleep and whose present generation has served: requests
     are held and answered."""
@@ -86,14 +118,32 @@ class Reason(StrEnum):
     FIXED_REPLICAS = "FixedReplicas"
     """minReplicas equals maxReplicas."""
     FOLLOWS_DEMAND = "FollowsDemand"
-    """The first request wakes the endpoint, `idleAfter` without any puts it back to its floor."""
+    """The operator follows demand: the first request wakes the endpoint, `idleAfter` without any puts it back to its floor."""
+    FOLLOWS_HPA = "FollowsHPA"
+    """The HorizontalPodAutoscaler follows demand."""
+    EXTERNAL = "External"
+    """`spec.replicas` decides."""
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    """The HorizontalPodAutoscaler gets no metrics, or `via: HPA` was asked for and there is no metrics API of ours; the message says
+    whose it is."""
     DEMAND_UNKNOWN = "DemandUnknown"
     """A gateway cannot be asked, so nothing is scaled down."""
+    # RolloutBlocked
+    NOT_BLOCKED = "NotBlocked"
+    """Nothing keeps the newest generation from the engines."""
+    WAITING_FOR_GPU = "WaitingForGpu"
+    """No node has a free GPU for an engine of the newest generation."""
+    WAITING_FOR_DRAIN = "WaitingForDrain"
+    """An old engine still finishes its requests and holds the GPU that the new one needs."""
+    NEW_ENGINE_FAILS = "NewEngineFails"
+    """The newest generation's engine does not start; the older one goes on serving where there is one."""
     # Degraded
     AS_EXPECTED = "AsExpected"
     """Nothing fails."""
     APPLY_FAILED = "ApplyFailed"
     """The API server refused a write; the message is its answer."""
+    RESIDENCY_VIOLATION = "ResidencyViolation"
+    """Engines ran outside the allowed regions and are being stopped."""
     # Reconciling
     ROLLING_OUT = "RollingOut"
     """Pods of the newest generation are being started."""

@@ -12,13 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from emberline_contract import names
-from emberline_contract.resources import (
-    ENDPOINT_RULES,
-    REGION_RULES,
-    InferenceEndpointSpec,
-    InferenceEndpointStatus,
-    InferenceRegionSpec,
-)
+from emberline_contract.region import InferenceRegionSpec
+from emberline_contract.resources import ENDPOINT_RULES, REGION_RULES, SPEC_RULES, InferenceEndpointSpec
+from emberline_contract.status import InferenceEndpointStatus
 
 Schema = dict[str, Any]
 
@@ -74,7 +70,9 @@ def _crd(
     scope: str,
     schema: Schema,
     columns: list[dict[str, Any]],
-    status: bool,
+    *,
+    subresources: dict[str, Any] | None = None,
+    selectable: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     version: dict[str, Any] = {
         "name": names.VERSION,
@@ -83,8 +81,10 @@ def _crd(
         "schema": {"openAPIV3Schema": schema},
         "additionalPrinterColumns": columns,
     }
-    if status:
-        version["subresources"] = {"status": {}}
+    if subresources:
+        version["subresources"] = subresources
+    if selectable:
+        version["selectableFields"] = [{"jsonPath": path} for path in selectable]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -125,7 +125,7 @@ def endpoint_crd() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural_schema(InferenceEndpointSpec),
+            "spec": {**structural_schema(InferenceEndpointSpec), **SPEC_RULES},
             "status": structural_schema(InferenceEndpointStatus),
         },
         **ENDPOINT_RULES,
@@ -141,7 +141,21 @@ def endpoint_crd() -> dict[str, Any]:
         _AGE,
     ]
     return _crd(
-        names.ENDPOINT_KIND, names.ENDPOINT_PLURAL, names.ENDPOINT_SHORT, "Namespaced", schema, columns, status=True
+        names.ENDPOINT_KIND,
+        names.ENDPOINT_PLURAL,
+        names.ENDPOINT_SHORT,
+        "Namespaced",
+        schema,
+        columns,
+        subresources={
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        selectable=(".spec.model.source", ".spec.model.servedName", ".spec.accelerator.kind", ".spec.scaling.via"),
     )
 
 
@@ -158,7 +172,12 @@ def region_crd() -> dict[str, Any]:
         },
         **REGION_RULES,
     }
-    return _crd(names.REGION_KIND, names.REGION_PLURAL, names.REGION_SHORT, "Cluster", schema, [_AGE], status=False)
+    columns = [
+        _column("Jurisdictions", ".spec.jurisdictions"),
+        _column("Pools", ".spec.gpuPools[*].name", priority=1),
+        _AGE,
+    ]
+    return _crd(names.REGION_KIND, names.REGION_PLURAL, names.REGION_SHORT, "Cluster", schema, columns)
 
 
 def all_crds() -> dict[str, dict[str, Any]]:

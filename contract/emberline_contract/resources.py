@@ -1,40 +1,31 @@
-"""The custom resources. The CRD YAML and the reference page are generated from these models.
+"""The InferenceEndpoint's spec. The CRD YAML and the reference page are generated from these models.
 
 A field is here when it works. Defaults of a served version never change afterwards.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
 from emberline_contract.engine_config import EngineOptions
 from emberline_contract.model import ContractModel
 from emberline_contract.names import MAX_ENDPOINT_NAME, MAX_REGION_NAME, NAME_PATTERN
+from emberline_contract.pod_template import PodTemplateSpec
 from emberline_contract.quantities import duration_s
-
-
-def _rules(*rules: tuple[str, str]) -> dict[str, Any]:
-    """CEL rules of a schema node: (expression, message) pairs."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
-
-
-def _duration(field: str, least: str, most: str) -> dict[str, Any]:
-    return {
-        "format": "duration",
-        "maxLength": 20,
-        **_rules(
-            (
-                f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')",
-                f"{field} must be between {least} and {most}",
-            )
-        ),
-    }
-
-
-ShortString = Annotated[str, Field(min_length=1, max_length=253)]
-LabelValue = Annotated[str, Field(max_length=63)]
+from emberline_contract.schema import (
+    GpuType,
+    Jurisdiction,
+    LabelMap,
+    LabelValue,
+    Quantity,
+    RegionName,
+    ResourceName,
+    ShortString,
+    duration_schema,
+    rules,
+)
 
 
 class ModelSpec(ContractModel):
@@ -43,7 +34,7 @@ class ModelSpec(ContractModel):
     source: str = Field(
         min_length=1,
         max_length=512,
-        json_schema_extra=_rules(
+        json_schema_extra=rules(
             (
                 "self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*$')",
                 (
@@ -55,40 +46,124 @@ class ModelSpec(ContractModel):
         ),
     )
     """`pvc://claim/folder`: a PersistentVolumeClaim of the endpoint's namespace and the model's folder in it."""
+    served_name: str | None = Field(
+        default=None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*[A-Za-z0-9])?$"
+    )
+    """Another name that clients may put in `model`, besides `<namespace>/<name>`. Of two endpoints that want the same one the older
+    has it."""
+    parameters: str | None = Field(default=None, max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?[MBT]$")
+    """Number of parameters, such as `8B`; unset: what the name of the model tells. Decides which GPUs can hold it."""
+    quantization: Literal["None", "FP8", "INT8", "AWQ", "GPTQ"] | None = None
+    """How the files store the weights already; unset: what the name of the model tells."""
 
 
 class AcceleratorSpec(ContractModel):
     """What computes."""
 
-    kind: Literal["Nvidia", "Cpu"] = "Nvidia"
-    """`Nvidia` requests GPUs (`nvidia.com/gpu`), `Cpu` none."""
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.kind != 'Cpu' || !(has(self.types) || has(self.minMemory) || has(self.resourceName))",
+                "accelerator.types, minMemory and resourceName speak of GPUs; remove them or set accelerator.kind to Nvidia or Amd",
+            ),
+        )
+    )
+    kind: Literal["Nvidia", "Amd", "Cpu"] = "Nvidia"
+    """`Nvidia` and `Amd` request GPUs, `Cpu` none."""
     count: int = Field(default=1, ge=1, le=16)
     """GPUs of one engine; without meaning for `Cpu`."""
+    types: tuple[GpuType, ...] = Field(default=(), max_length=8)
+    """Short names of GPUs that may be used, the preferred first, such as `h100` or `l40s`; empty: any that the model fits."""
+    min_memory: Quantity | None = None
+    """Memory that one GPU must have at least, such as `40Gi`."""
+    resource_name: ResourceName | None = None
+    """Resource that is requested; unset: `nvidia.com/gpu` or `amd.com/gpu`, or what the chosen GPUs are published as."""
 
 
 class PrecisionSpec(ContractModel):
     """At which precision."""
 
-    format: Literal["Auto", "bf16", "fp16", "fp32"] = "Auto"
-    """Type of weights and KV cache; `Auto` is bf16."""
+    format: Literal["Auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4"] = "Auto"
+    """Type of the weights; `Auto` is chosen by the GPU: fp8 where it computes in it and the model has 2 B parameters or more."""
+    kv_cache: Literal["Auto", "bf16", "fp8"] = "Auto"
+    """Type of the KV cache; `Auto` is the type that is computed in."""
+
+
+class ResidencySpec(ContractModel):
+    """Where data may be."""
+
+    mode: Literal["Enforce", "Prefer"] = "Enforce"
+    """`Enforce`: what is outside is evicted, and nothing is placed where that is unknown. `Prefer`: regions outside the
+    jurisdictions are used while none inside can serve."""
+    jurisdictions: tuple[Jurisdiction, ...] = Field(default=(), max_length=16)
+    """A region must carry one of these; empty: any region that `placement.regions` names."""
+    absence_grace: str = Field(
+        default="10m", json_schema_extra=duration_schema("placement.residency.absenceGrace", "1s", "24h")
+    )
+    """How long pods go on running when it has become unknown where they are: the InferenceRegion or the node's label is gone."""
+
+    @property
+    def absence_grace_s(self) -> float:
+        """`absence_grace` in seconds."""
+        return duration_s(self.absence_grace)
+
+
+class Toleration(ContractModel):
+    """A taint that is tolerated, as in a pod."""
+
+    key: str | None = Field(default=None, max_length=317)
+    """Taint's key; unset with operator Exists: every taint."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """How `value` is compared."""
+    value: LabelValue | None = None
+    """Taint's value, for Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Taint's effect; unset: any."""
+    toleration_seconds: int | None = Field(default=None, ge=0)
+    """For NoExecute: how long."""
 
 
 class PlacementSpec(ContractModel):
     """Where."""
 
-    regions: tuple[Annotated[str, Field(max_length=MAX_REGION_NAME, pattern=NAME_PATTERN)], ...] = Field(
-        default=(), max_length=1
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                (
+                    "!has(self.residency) || !has(self.residency.jurisdictions) || size(self.residency.jurisdictions) == 0"
+                    " || (has(self.regions) && size(self.regions) > 0)"
+                ),
+                "placement.residency.jurisdictions needs placement.regions: name the InferenceRegions that may be used",
+            ),
+        )
     )
-    """Name of the InferenceRegion whose nodes run the engines; empty: any node."""
-    node_selector: dict[ShortString, LabelValue] = Field(default_factory=dict, max_length=16)
+    regions: tuple[RegionName, ...] = Field(
+        default=(),
+        max_length=8,
+        json_schema_extra=rules(
+            ("self.all(r, self.exists_one(other, other == r))", "placement.regions must not name a region twice"),
+            (
+                "!('default' in self)",
+                "placement.regions: 'default' stands for endpoints without a region; leave the list out",
+            ),
+        ),
+    )
+    """Names of the InferenceRegions whose nodes run the engines, the preferred first; empty: any node."""
+    residency: ResidencySpec = ResidencySpec()
+    """What is done about engines outside the regions."""
+    node_selector: LabelMap = Field(default_factory=dict)
     """Labels that a node must carry besides."""
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
+    """Taints that are tolerated besides those of GPU nodes."""
+    priority_class_name: ShortString | None = None
+    """PriorityClass of the engines' pods."""
 
 
 class ScalingSpec(ContractModel):
     """How many engines, and when none."""
 
     model_config = ConfigDict(
-        json_schema_extra=_rules(
+        json_schema_extra=rules(
             (
                 "self.minReplicas <= self.maxReplicas",
                 "scaling.minReplicas must not be larger than scaling.maxReplicas",
@@ -100,15 +175,29 @@ class ScalingSpec(ContractModel):
         )
     )
     min_replicas: int = Field(default=0, ge=0, le=1000)
-    """Engines that always run; 0 lets the endpoint sleep when nobody calls."""
+    """Engines that always run, in each region; 0 lets the endpoint sleep when nobody calls."""
     max_replicas: int = Field(default=4, ge=1, le=1000)
-    """Engines that run at most."""
+    """Engines that run at most, in each region."""
     initial_replicas: int = Field(default=0, ge=0, le=1000)
-    """Engines that are started when the endpoint is created, before any request."""
-    idle_after: str = Field(default="5m", json_schema_extra=_duration("scaling.idleAfter", "1s", "24h"))
+    """Engines that are started when the endpoint is created, before any request, in each region."""
+    queue_depth_per_replica: int = Field(default=4, ge=1, le=10_000)
+    """Each so many requests that wait add one engine."""
+    requests_per_replica: int | None = Field(default=None, ge=1, le=10_000)
+    """Unfinished requests that one engine is meant to have; unset: `engine.maxSequences`."""
+    idle_after: str = Field(default="5m", json_schema_extra=duration_schema("scaling.idleAfter", "1s", "24h"))
     """Time without any request after which the endpoint goes back to its floor."""
-    activation_timeout: str = Field(default="10m", json_schema_extra=_duration("scaling.activationTimeout", "1s", "1h"))
+    activation_timeout: str = Field(
+        default="10m", json_schema_extra=duration_schema("scaling.activationTimeout", "1s", "1h")
+    )
     """How long a request to a sleeping endpoint is held at most; then it is answered 503."""
+    scale_down_stabilization: str = Field(
+        default="5m", json_schema_extra=duration_schema("scaling.scaleDownStabilization", "0s", "1h")
+    )
+    """How long fewer engines must have been enough before one is stopped."""
+    via: Literal["Auto", "HPA", "Operator", "External"] = "Auto"
+    """Who decides how many engines run: `HPA` a HorizontalPodAutoscaler of ours, which needs Emberline's metrics API; `Operator` the
+    operator by the same formula; `Auto` the first of these that can work; `External` whoever writes `spec.replicas` (`kubectl scale`,
+    KEDA, an HPA of yours)."""
 
     @property
     def idle_after_s(self) -> float:
@@ -120,13 +209,18 @@ class ScalingSpec(ContractModel):
         """`activation_timeout` in seconds."""
         return duration_s(self.activation_timeout)
 
+    @property
+    def scale_down_stabilization_s(self) -> float:
+        """`scale_down_stabilization` in seconds."""
+        return duration_s(self.scale_down_stabilization)
+
 
 class ServingSpec(ContractModel):
     """How requests are treated."""
 
     max_queue: int = Field(default=100, ge=1, le=10_000)
     """Requests that one gateway holds for the endpoint while nothing is ready; more are answered 429 with Retry-After."""
-    heartbeat: str = Field(default="10s", json_schema_extra=_duration("serving.heartbeat", "100ms", "5m"))
+    heartbeat: str = Field(default="10s", json_schema_extra=duration_schema("serving.heartbeat", "100ms", "5m"))
     """Time between the comments that a held stream gets."""
 
     @property
@@ -139,14 +233,22 @@ class EngineSpec(EngineOptions):
     """The engine."""
 
     image: str | None = Field(default=None, min_length=1, max_length=512)
-    """Image of the engine; unset: the one that the operator was installed with."""
+    """Image of the engine; unset: the one that the operator was installed with, see `rollout.engineUpdates`."""
 
 
 class RolloutSpec(ContractModel):
     """How engines are replaced and stopped."""
 
-    drain_timeout: str = Field(default="10m", json_schema_extra=_duration("rollout.drainTimeout", "0s", "1h"))
+    strategy: Literal["Auto", "Surge", "Drain"] = "Auto"
+    """`Surge` starts a new engine before an old one is stopped, `Drain` stops an old one first; `Auto` surges where a GPU is free and
+    drains where none is."""
+    drain_timeout: str = Field(default="10m", json_schema_extra=duration_schema("rollout.drainTimeout", "0s", "1h"))
     """How long running streams may go on when their engine is stopped; then they end with an error event."""
+    engine_updates: Literal["Manual", "OnSpecChange", "Auto"] = "OnSpecChange"
+    """When engines get the image of a newly installed operator: `OnSpecChange` with the next change that replaces them anyway, `Auto`
+    at once, `Manual` never (set `engine.image`). Without meaning where `engine.image` is set."""
+    restart_at: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
+    """Any new time here replaces all engines, by the roll-out's rules."""
 
     @property
     def drain_timeout_s(self) -> float:
@@ -162,92 +264,27 @@ class InferenceEndpointSpec(ContractModel):
     precision: PrecisionSpec = PrecisionSpec()
     placement: PlacementSpec = PlacementSpec()
     scaling: ScalingSpec = ScalingSpec()
+    replicas: int | None = Field(default=None, ge=0, le=1000)
+    """Only with `scaling.via: External`: how many engines run; 0 stops the endpoint. The scale subresource reads and writes it."""
     serving: ServingSpec = ServingSpec()
     engine: EngineSpec = EngineSpec()
     rollout: RolloutSpec = RolloutSpec()
+    pod_template: PodTemplateSpec = PodTemplateSpec()
 
 
-class Condition(ContractModel):
-    """metav1.Condition."""
-
-    type: str = Field(min_length=1, max_length=64)
-    """Which claim; see the page on conditions."""
-    status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
-    reason: str = Field(min_length=1, max_length=64)
-    """Why, in a word; see the page on conditions."""
-    message: str = Field(default="", max_length=4096)
-    """Why, in a sentence, and what to do."""
-    last_transition_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
-    """When `status` last changed."""
-    observed_generation: int = Field(default=0, ge=0)
-    """The `metadata.generation` that this speaks of."""
+SPEC_RULES = rules(
+    (
+        "!has(self.replicas) || self.scaling.via == 'External'",
+        "replicas is only for scaling.via External; remove it, or set scaling.via to External",
+    ),
+    (
+        "self.scaling.via != 'External' || !has(self.placement.regions) || size(self.placement.regions) <= 1",
+        "scaling.via External takes at most one of placement.regions: one number cannot speak of several regions",
+    ),
+)
 
 
-class PrecisionStatus(ContractModel):
-    """The precision in force."""
-
-    format: str = Field(max_length=16)
-    """Type of weights and KV cache."""
-    reason: str = Field(max_length=1024)
-    """Why this one."""
-
-
-class RegionStatus(ContractModel):
-    """One region's engines."""
-
-    name: str = Field(max_length=63)
-    """The InferenceRegion, `default` without one."""
-    desired: int
-    """Engines that should run."""
-    ready: int
-    """Engines that can answer."""
-
-
-class ScalingStatus(ContractModel):
-    """What scales the endpoint."""
-
-    via: Literal["Operator"] = "Operator"
-    """Who writes replicas."""
-    last_active_time: str | None = Field(default=None, max_length=64, json_schema_extra={"format": "date-time"})
-    """When a request was last seen, to the minute."""
-
-
-class InferenceEndpointStatus(ContractModel):
-    """Transitions, not gauges."""
-
-    observed_generation: int | None = None
-    """The `metadata.generation` that this status speaks of."""
-    conditions: tuple[Condition, ...] = Field(
-        default=(),
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
-    """What is true of the endpoint, and why."""
-    url: str | None = Field(default=None, max_length=2048)
-    """Base URL for OpenAI clients."""
-    replicas: int | None = None
-    """Engines that should run, over all regions."""
-    ready_replicas: int | None = None
-    """Engines that can answer, over all regions."""
-    selector: str | None = Field(default=None, max_length=1024)
-    """Labels of the engines' pods, as a selector."""
-    precision: PrecisionStatus | None = None
-    """The precision in force."""
-    regions: tuple[RegionStatus, ...] = Field(default=(), max_length=16)
-    """Engines by region."""
-    scaling: ScalingStatus | None = None
-    """What scales the endpoint."""
-
-
-class InferenceRegionSpec(ContractModel):
-    """A place that endpoints can be bound to."""
-
-    node_selector: dict[ShortString, LabelValue] = Field(default_factory=dict, max_length=16)
-    """Labels of the region's nodes; empty: `topology.kubernetes.io/region: <name>`."""
-
-
-ENDPOINT_RULES = _rules(
+ENDPOINT_RULES = rules(
     (
         f"self.metadata.name.size() <= {MAX_ENDPOINT_NAME}",
         f"metadata.name must have at most {MAX_ENDPOINT_NAME} characters",
@@ -257,7 +294,7 @@ ENDPOINT_RULES = _rules(
         "metadata.name must start with a letter, hold only a-z, 0-9 and single '-', and end with a letter or digit",
     ),
 )
-REGION_RULES = _rules(
+REGION_RULES = rules(
     (
         f"self.metadata.name.size() <= {MAX_REGION_NAME}",
         f"metadata.name must have at most {MAX_REGION_NAME} characters",

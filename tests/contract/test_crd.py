@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field
 
 from emberline_contract import names
 from emberline_contract.crd import all_crds, structural_schema
-from emberline_contract.resources import InferenceEndpointSpec, InferenceRegionSpec
+from emberline_contract.region import InferenceRegionSpec
+from emberline_contract.resources import InferenceEndpointSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = all_crds()

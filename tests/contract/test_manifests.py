@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from emberline_contract import http, names
-from emberline_contract.resources import InferenceEndpointSpec, InferenceRegionSpec
+from emberline_contract.region import InferenceRegionSpec
+from emberline_contract.resources import InferenceEndpointSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = [

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from emberline_contract.conditions import ALWAYS_PRESENT
-from emberline_contract.resources import InferenceEndpointStatus
+from emberline_contract.status import InferenceEndpointStatus
 from emberline_operator.plan.actions import Plan
 from emberline_operator.plan.readiness import NEVER_READY
 from emberline_operator.snapshot import Demand, Ref

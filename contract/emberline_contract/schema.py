@@ -1,0 +1,41 @@
+"""Pieces of the resources' schemas: CEL rules, durations, and the strings that several fields share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from emberline_contract.names import GROUP, MAX_REGION_NAME, NAME_PATTERN
+
+
+def rules(*rules: tuple[str, str]) -> dict[str, Any]:
+    """CEL rules of a schema node: (expression, message) pairs."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+def duration_schema(field: str, least: str, most: str) -> dict[str, Any]:
+    """Schema of a Go duration between two others; `field` names it in the message."""
+    return {
+        "format": "duration",
+        "maxLength": 20,
+        **rules(
+            (
+                f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')",
+                f"{field} must be between {least} and {most}",
+            )
+        ),
+    }
+
+
+ShortString = Annotated[str, Field(min_length=1, max_length=253)]
+LabelValue = Annotated[str, Field(max_length=63)]
+LabelMap = Annotated[dict[ShortString, LabelValue], Field(max_length=16)]
+RegionName = Annotated[str, Field(max_length=MAX_REGION_NAME, pattern=NAME_PATTERN)]
+Jurisdiction = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
+GpuType = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")]
+ResourceName = Annotated[
+    str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+RESERVED_KEYS = f"!k.startsWith('{GROUP}/') && !k.startsWith('app.kubernetes.io/')"

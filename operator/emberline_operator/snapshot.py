@@ -28,6 +28,28 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class Taint:
+    """A node's taint."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What matters of a node."""
+
+    name: str
+    labels: Mapping[str, str]
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Allocatable GPUs by resource name; a resource counts as GPUs when a GPU vendor's plugin publishes it."""
+    taints: tuple[Taint, ...] = ()
+    is_ready: bool = True
+    is_cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PodState:
     """What matters of one engine pod."""
 
@@ -43,7 +65,16 @@ class PodState:
     """The scheduler's message, if no node can take the pod."""
     failure: str = ""
     """The container's own words, if it failed and is not Ready again."""
+    unschedulable_since: datetime | None = None
+    """Since when the scheduler has said so."""
     config_maps: frozenset[str] = frozenset()
+    uid: str = ""
+    node: str = ""
+    """The node that it is bound to; empty while it is bound to none."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs that it requests, by resource name."""
+    deletion_cost: int | None = None
+    """What its annotation tells the ReplicaSet controller; None if there is none."""
 
     @property
     def is_routable(self) -> bool:
@@ -74,6 +105,35 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsApi:
+    """Whether HorizontalPodAutoscalers can read Emberline's metrics."""
+
+    is_ours: bool = False
+    """The APIServices of custom.metrics.k8s.io point at our gateway's Service and are Available."""
+    owner: str = ""
+    """`namespace/service` that they point at when they are somebody else's; empty if there are none."""
+    message: str = ""
+    """Why ours is not Available, in the API server's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """How many engines a region should have had at a moment, by demand; kept in memory for scaling down late."""
+
+    at: datetime
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another endpoint that asks for the same `model.servedName`."""
+
+    created: datetime
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One endpoint and all that belongs to it."""
 
@@ -91,6 +151,18 @@ class Snapshot:
     """None: not asked yet."""
     status_written: datetime | None = None
     """When this process last wrote the endpoint's status."""
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    """All nodes of the cluster by name."""
+    gpus_in_use: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Node -> resource -> GPUs that engines of any endpoint hold there. Other workloads' GPUs are not known: a free one is a hope."""
+    surging: frozenset[tuple[str, str]] = frozenset()
+    """Other endpoints (namespace, name) whose roll-out may take a spare GPU now."""
+    demands: Mapping[str, Demand] = field(default_factory=dict)
+    """By region; a region that is not in it has not been asked about yet."""
+    metrics_api: MetricsApi = MetricsApi()
+    recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
+    """By region, the oldest first."""
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def namespace(self) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-from emberline_operator.snapshot import Json, Ref
+from emberline_contract.conditions import Reason
+from emberline_operator.snapshot import Json, Recommendation, Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,45 @@ class Delete:
     why: str
 
 
-Action = Apply | Scale | Sleep | Delete
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Delete a pod because of where it is, whatever budgets and drain times say (design 3: residency)."""
+
+    pod: str
+    uid: str
+    grace_s: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeletionCost:
+    """Tell the ReplicaSet controller how much a pod's end would cost."""
+
+    pod: str
+    uid: str
+    cost: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillReplicas:
+    """Write `spec.replicas` of the endpoint once, where `via: External` finds none (the scale subresource needs a number)."""
+
+    replicas: int
+    resource_version: str
+    why: str
+
+
+Action = Apply | Scale | Sleep | Delete | Evict | SetDeletionCost | FillReplicas
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An Event that a user should see; at most one per endpoint and reason in ten minutes is written."""
+
+    type: Literal["Normal", "Warning"]
+    reason: Reason
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +104,9 @@ class Plan:
     status: Json
     requeue_after_s: float | None = None
     """When to look again although nothing happened; None: events will tell."""
+    notices: tuple[Notice, ...] = ()
+    recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
+    """What the next pass shall find in its snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from emberline_contract.quantities import quantity_bytes
 Dtype = Literal["bf16", "fp16", "fp32"]
 Quantization = Literal["fp8", "int8", "int4"]
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
+KvType = Literal["bf16", "fp16", "fp32", "fp8"]
 Device = Literal["cpu", "cuda"]
 ExecutorName = Literal["auto", "torch", "oracle"]
 Bytes = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$", max_length=20)]
@@ -60,6 +61,11 @@ class EngineConfig(EngineOptions):
     """Type of the KV cache; `auto` is that of `dtype`."""
     drain_timeout_s: float = Field(default=600.0, ge=0, le=3600)
     """After SIGTERM, seconds until running streams are ended with an error event."""
+
+    @property
+    def kv_type(self) -> KvType:
+        """The KV cache's type, with `auto` put into words."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property
     def kv_cache_bytes(self) -> int | None:

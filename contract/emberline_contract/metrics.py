@@ -58,6 +58,10 @@ OPERATOR_PASS_SECONDS: Final = "emberline_operator_pass_seconds"
 """Histogram: time of one pass."""
 OPERATOR_WRITES: Final = "emberline_operator_writes"
 """Counter; labels kind and verb: writes to the API server."""
+OPERATOR_LEADER: Final = "emberline_operator_leader"
+"""Gauge: 1 if this replica leads."""
+OPERATOR_WATCH_AGE: Final = "emberline_operator_watch_age_seconds"
+"""Gauge; label resource: time since a watch was last proven to tell everything."""
 
 LATENCY_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,

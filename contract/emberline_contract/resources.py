@@ -119,7 +119,7 @@ class Toleration(ContractModel):
     """Taint's value, for Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint's effect; unset: any."""
-    toleration_seconds: int | None = Field(default=None, ge=0)
+    toleration_seconds: int | None = Field(default=None, ge=0, le=31_536_000)
     """For NoExecute: how long."""
 
 

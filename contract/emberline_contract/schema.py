@@ -9,9 +9,9 @@ from pydantic import Field
 from emberline_contract.names import GROUP, MAX_REGION_NAME, NAME_PATTERN
 
 
-def rules(*rules: tuple[str, str]) -> dict[str, Any]:
+def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     """CEL rules of a schema node: (expression, message) pairs."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
 def duration_schema(field: str, least: str, most: str) -> dict[str, Any]:

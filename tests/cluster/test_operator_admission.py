@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import yaml
 
 from emberline_contract import names
+from emberline_contract.crd import all_crds
 from emberline_operator.cluster.api import Api
 from emberline_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, ENDPOINTS
 from emberline_operator.errors import RefusedError
@@ -26,6 +30,11 @@ def endpoint(name: str = "tiny", **spec: Any) -> dict[str, Any]:
 def region(name: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": names.API_VERSION, "kind": names.REGION_KIND, "metadata": {"name": name}, "spec": spec}
 
+
+SECRET_KEY = {"name": "keys", "key": "a"}
+POOL = {
+    "name": "spot", "nodeSelector": {"pool": "h100"}, "computeCapability": "9.0", "memory": "80Gi", "maxNodes": 4
+}  # fmt: skip
 
 # What is refused, the words of the refusal, and the nearest valid one.
 REFUSED = {
@@ -49,7 +58,17 @@ REFUSED = {
         'unknown field "spec.scaling.minReplica"',
         endpoint(scaling={"minReplicas": 1}),
     ),
-    "unknown field at the top": (endpoint(replicas=1), 'unknown field "spec.replicas"', endpoint()),
+    "unknown field at the top": (endpoint(replica=1), 'unknown field "spec.replica"', endpoint()),
+    "replicas without External": (
+        endpoint(replicas=1),
+        "replicas is only for scaling.via External; remove it, or set scaling.via to External",
+        endpoint(replicas=1, scaling={"via": "External"}),
+    ),
+    "External in two regions": (
+        endpoint(scaling={"via": "External"}, placement={"regions": ["eu", "us"]}),
+        "scaling.via External takes at most one of placement.regions: one number cannot speak of several regions",
+        endpoint(scaling={"via": "External"}, placement={"regions": ["eu"]}),
+    ),
     "hub source": (
         endpoint(model={"source": "hf://org/name@main"}),
         "other schemes are not supported by this version",
@@ -83,12 +102,12 @@ REFUSED = {
     ),
     "accelerator that is none": (
         endpoint(accelerator={"kind": "Tpu"}),
-        'supported values: "Nvidia", "Cpu"',
+        'supported values: "Nvidia", "Amd", "Cpu"',
         endpoint(accelerator={"kind": "Nvidia"}),
     ),
     "precision that is none": (
         endpoint(precision={"format": "fp12"}),
-        'supported values: "Auto", "bf16", "fp16", "fp32"',
+        'supported values: "Auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4"',
         endpoint(precision={"format": "fp16"}),
     ),
     "memory that is none": (
@@ -96,10 +115,101 @@ REFUSED = {
         "spec.engine.kvCache",
         endpoint(engine={"kvCache": "2Gi"}),
     ),
-    "two regions": (
+    "regions without end": (
+        endpoint(placement={"regions": [f"r{n}" for n in range(9)]}),
+        "must have at most 8 items",
+        endpoint(placement={"regions": [f"r{n}" for n in range(8)]}),
+    ),
+    "a region twice": (
+        endpoint(placement={"regions": ["eu", "us", "eu"]}),
+        "placement.regions must not name a region twice",
         endpoint(placement={"regions": ["eu", "us"]}),
-        "must have at most 1 item",
-        endpoint(placement={"regions": ["eu"]}),
+    ),
+    "the pseudo-region": (
+        endpoint(placement={"regions": ["default"]}),
+        "placement.regions: 'default' stands for endpoints without a region; leave the list out",
+        endpoint(placement={"regions": []}),
+    ),
+    "jurisdictions without regions": (
+        endpoint(placement={"residency": {"jurisdictions": ["EU"]}}),
+        "placement.residency.jurisdictions needs placement.regions: name the InferenceRegions that may be used",
+        endpoint(placement={"regions": ["eu"], "residency": {"jurisdictions": ["EU"]}}),
+    ),
+    "absence that lasts for ever": (
+        endpoint(placement={"regions": ["eu"], "residency": {"absenceGrace": "48h"}}),
+        "placement.residency.absenceGrace must be between 1s and 24h",
+        endpoint(placement={"regions": ["eu"], "residency": {"absenceGrace": "24h"}}),
+    ),
+    "GPU types of a CPU": (
+        endpoint(accelerator={"kind": "Cpu", "types": ["h100"]}),
+        "accelerator.types, minMemory and resourceName speak of GPUs; remove them or set accelerator.kind to Nvidia or Amd",
+        endpoint(accelerator={"kind": "Nvidia", "types": ["h100"], "minMemory": "40Gi"}),
+    ),
+    "GPU type in capitals": (
+        endpoint(accelerator={"types": ["H100"]}),
+        "spec.accelerator.types[0]",
+        endpoint(accelerator={"types": ["h100"]}),
+    ),
+    "parameters in words": (
+        endpoint(model={"source": "pvc://models", "parameters": "8 billion"}),
+        "spec.model.parameters",
+        endpoint(model={"source": "pvc://models", "parameters": "8B"}),
+    ),
+    "heartbeat too slow": (
+        endpoint(serving={"heartbeat": "10m"}),
+        "serving.heartbeat must be between 100ms and 5m",
+        endpoint(serving={"heartbeat": "5m"}),
+    ),
+    "activationTimeout too long": (
+        endpoint(scaling={"activationTimeout": "2h"}),
+        "scaling.activationTimeout must be between 1s and 1h",
+        endpoint(scaling={"activationTimeout": "1h"}),
+    ),
+    "stabilization too long": (
+        endpoint(scaling={"scaleDownStabilization": "2h"}),
+        "scaling.scaleDownStabilization must be between 0s and 1h",
+        endpoint(scaling={"scaleDownStabilization": "0s"}),
+    ),
+    "labels of the operator": (
+        endpoint(podTemplate={"labels": {"emberline.dev/endpoint": "other"}}),
+        "podTemplate.labels: emberline.dev/ and app.kubernetes.io/ are the operator's own",
+        endpoint(podTemplate={"labels": {"team": "search"}}),
+    ),
+    "annotations of the operator": (
+        endpoint(podTemplate={"annotations": {"emberline.dev/template-hash": "0"}}),
+        "podTemplate.annotations: emberline.dev/ is the operator's own",
+        endpoint(podTemplate={"annotations": {"prometheus.io/scrape": "true"}}),
+    ),
+    "a variable with two values": (
+        endpoint(podTemplate={"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": SECRET_KEY}}]}),
+        "podTemplate.env: a variable has value or valueFrom, not both",
+        endpoint(podTemplate={"env": [{"name": "A", "value": "1"}]}),
+    ),
+    "a variable from nowhere": (
+        endpoint(podTemplate={"env": [{"name": "A", "valueFrom": {}}]}),
+        "podTemplate.env: valueFrom takes exactly one of secretKeyRef and configMapKeyRef",
+        endpoint(podTemplate={"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET_KEY}}]}),
+    ),
+    "a variable twice": (
+        endpoint(podTemplate={"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}),
+        "Duplicate value",
+        endpoint(podTemplate={"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}),
+    ),
+    "restart that is no time": (
+        endpoint(rollout={"restartAt": "now"}),
+        "spec.rollout.restartAt",
+        endpoint(rollout={"restartAt": "2026-12-01T12:00:00Z"}),
+    ),
+    "pool without labels": (
+        region("eu", gpuPools=[{**POOL, "nodeSelector": {}}]),
+        "spec.gpuPools[0].nodeSelector",
+        region("eu", gpuPools=[POOL]),
+    ),
+    "pool twice": (region("eu", gpuPools=[POOL, POOL]), "Duplicate value", region("eu", gpuPools=[POOL])),
+    "compute capability in words": (
+        region("eu", gpuPools=[{**POOL, "computeCapability": "hopper"}]),
+        "spec.gpuPools[0].computeCapability",
+        region("eu", gpuPools=[{**POOL, "computeCapability": "gfx942"}]),
     ),
     "name with two dashes": (
         endpoint("a--b"),
@@ -153,6 +263,61 @@ async def test_bad_objects_are_refused_with_words_and_their_valid_twins_are_not(
     finally:
         await admin.close()
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_rule_has_its_refusal() -> None:
+    words = [words for _, words, _ in REFUSED.values()]
+    unproven = [
+        rule["message"]
+        for crd in all_crds().values()
+        for rule in _rules(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        if not any(said in rule["message"] for said in words)
+    ]
+    assert unproven == []
+
+
+def _rules(node: Any) -> Iterator[dict[str, Any]]:
+    """Every CEL rule below a schema node."""
+    if isinstance(node, dict):
+        yield from node.get("x-kubernetes-validations", ())
+        for child in node.values():
+            yield from _rules(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _rules(child)
+
+
+def test_explain_reads_well(plane: TestPlane) -> None:
+    deadline = time.monotonic() + 20
+    while "InferenceEndpoint" not in plane.kubectl("api-resources", "--api-group", names.GROUP):
+        assert time.monotonic() < deadline, "the CRDs never came into discovery"
+    for path in (
+        "iep.spec",
+        "iep.spec.placement.residency",
+        "iep.spec.podTemplate",
+        "iep.status",
+        "ireg.spec.gpuPools",
+    ):
+        lines = plane.kubectl("explain", path).splitlines()
+        fields = [number for number, line in enumerate(lines) if re.match(r"  \w+\t<", line)]
+        assert fields, path
+        for number in fields:
+            assert lines[number + 1].strip() not in ("", "<no description>"), (path, lines[number])
+
+
+async def test_endpoints_are_found_by_field_and_scaled_by_kubectl(plane: TestPlane, namespace: str) -> None:
+    external = endpoint_yaml("outer", namespace, scaling={"via": "External"}, replicas=2)
+    named = endpoint_yaml("named", namespace, model={"source": "pvc://models/a", "servedName": "llama"})
+    plane.apply(external, named)
+    found = plane.kubectl(
+        "-n", namespace, "get", "iep", "-o", "name", "--field-selector", "spec.model.servedName=llama"
+    )
+    assert found.split() == ["inferenceendpoint.emberline.dev/named"]
+    found = plane.kubectl("-n", namespace, "get", "iep", "-o", "name", "--field-selector", "spec.scaling.via=External")
+    assert found.split() == ["inferenceendpoint.emberline.dev/outer"]
+    plane.kubectl("-n", namespace, "scale", "iep/outer", "--replicas=5")
+    replicas = plane.kubectl("-n", namespace, "get", "iep/outer", "-o", "jsonpath={.spec.replicas}")
+    assert replicas == "5"
 
 
 async def test_the_samples_are_valid(plane: TestPlane) -> None:

@@ -18,10 +18,13 @@ from emberline_contract.resources import InferenceEndpointSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = all_crds()
+RELEASED = ROOT / "tests" / "golden" / "input" / "released-crds"
+"""The CRDs of the last release; `make gen` does not write them, a release does."""
+INFINITE = 1 << 60
 # What a structural schema may hold, of that what we use.
 ALLOWED = {
     "type", "format", "description", "default", "enum", "properties", "required", "items", "additionalProperties",
-    "minimum", "maximum", "minLength", "maxLength", "maxItems", "maxProperties", "pattern", "x-kubernetes-validations",
+    "minimum", "maximum", "minLength", "maxLength", "maxItems", "minProperties", "maxProperties", "pattern", "x-kubernetes-validations",
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
 }  # fmt: skip
 
@@ -72,29 +75,55 @@ def test_a_field_is_described(path: str, node: dict[str, Any]) -> None:
         assert node["description"].endswith(".")
 
 
+def bare(value: Any) -> Any:
+    """Without empty lists and maps: they are as good as none, and are left out of the schema's defaults."""
+    if isinstance(value, dict):
+        inside = {key: bare(child) for key, child in value.items()}
+        return {key: child for key, child in inside.items() if child not in ([], {})}
+    return value
+
+
 def test_defaults_are_what_the_models_say() -> None:
     spec = schema_of(CRDS["emberline.dev_inferenceendpoints.yaml"])["properties"]["spec"]
     defaults = InferenceEndpointSpec.model_validate({"model": {"source": "pvc://models/x"}}).model_dump(
         mode="json", by_alias=True, exclude_none=True
     )
     del defaults["model"]
-    seen = {
-        name: {
-            field: child["default"]
-            for field, child in spec["properties"][name]["properties"].items()
-            if "default" in child
-        }
-        for name in defaults
-    }
-    # An empty list or map is as good as none, and is left out.
-    expected = {
-        name: {field: value for field, value in fields.items() if value not in ([], {})}
-        for name, fields in defaults.items()
-    }
-    assert {name: {f: v for f, v in fields.items() if v not in ([], {})} for name, fields in seen.items()} == expected
+    seen = {name: child["default"] for name, child in spec["properties"].items() if "default" in child}
+    assert bare(seen) == bare(defaults)
     # Objects default as well, so that `spec: {model: ...}` is enough; `model` alone must be given.
     assert spec["required"] == ["model"]
-    assert all(spec["properties"][name]["default"] == seen[name] for name in seen)
+
+
+def defaults_in(schema: dict[str, Any]) -> dict[str, Any]:
+    """Path -> default of every field that has one."""
+    return {path: node["default"] for path, node in nodes(schema, "") if "default" in node}
+
+
+def test_defaults_of_the_last_release_are_kept() -> None:
+    """A changed default is a changed spec for every stored object, so none changes and none goes."""
+    for name, crd in CRDS.items():
+        released = yaml.safe_load((RELEASED / name).read_text())
+        before, now = defaults_in(schema_of(released)), defaults_in(schema_of(crd))
+        for path, default in before.items():
+            # An object's default may gain fields: they are new ones, with defaults of their own.
+            kept = {k: v for k, v in now[path].items() if k in default} if isinstance(default, dict) else now[path]
+            assert kept == default, f"{name}: {path}"
+
+
+def test_what_the_last_release_took_is_still_taken() -> None:
+    """No field of a served version goes, no enum loses a value, no bound gets tighter."""
+    for name, crd in CRDS.items():
+        released = yaml.safe_load((RELEASED / name).read_text())
+        now = dict(nodes(schema_of(crd)["properties"]["spec"], ""))
+        for path, before in nodes(schema_of(released)["properties"]["spec"], ""):
+            assert path in now, f"{name}: {path} is gone"
+            assert now[path]["type"] == before["type"], f"{name}: {path}"
+            assert set(before.get("enum", ())) <= set(now[path].get("enum", ())), f"{name}: {path}"
+            for least in ("minimum", "minLength", "minProperties"):
+                assert now[path].get(least, 0) <= before.get(least, 0), f"{name}: {path} {least}"
+            for most in ("maximum", "maxLength", "maxItems", "maxProperties"):
+                assert now[path].get(most, INFINITE) >= before.get(most, INFINITE), f"{name}: {path} {most}"
 
 
 def test_identity() -> None:
@@ -106,7 +135,14 @@ def test_identity() -> None:
     assert region["spec"]["scope"] == "Cluster"
     assert endpoint["spec"]["names"]["shortNames"] == ["iep"]
     assert endpoint["spec"]["names"]["categories"] == ["inference"]
-    assert endpoint["spec"]["versions"][0]["subresources"] == {"status": {}}
+    assert endpoint["spec"]["versions"][0]["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    }
     columns = [column["name"] for column in endpoint["spec"]["versions"][0]["additionalPrinterColumns"]]
     assert columns == ["Model", "Ready", "Reason", "Replicas", "Regions", "Precision", "URL", "Age"]
 
@@ -118,17 +154,22 @@ def test_rules_name_the_field_that_they_are_about() -> None:
         for _, node in nodes(schema_of(crd), "")
         for rule in node.get("x-kubernetes-validations", ())
     ]
-    assert len(messages) >= 10
+    assert len(messages) >= 20
     for message in messages:
-        assert re.match(r"(metadata|model|scaling|serving|rollout)\.\w+ ", message), message
+        assert re.match(
+            r"(replicas|(metadata|model|accelerator|placement|scaling|serving|rollout|podTemplate)\.\w+)", message
+        )
 
 
-def test_columns_point_at_fields_that_exist() -> None:
+def test_columns_and_selectable_fields_point_at_fields_that_exist() -> None:
     for crd in CRDS.values():
-        known = {path.removeprefix("x") for path, _ in nodes(schema_of(crd), "x")}
-        for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]:
+        version = crd["spec"]["versions"][0]
+        known = {path.removeprefix("x"): node for path, node in nodes(schema_of(crd), "x")}
+        for column in version["additionalPrinterColumns"]:
             path = re.sub(r"\[[^]]*\]", "[]", column["jsonPath"])
             assert path in known or path == ".metadata.creationTimestamp", column
+        for selectable in version.get("selectableFields", ()):
+            assert known[selectable["jsonPath"]]["type"] == "string"
 
 
 def test_the_committed_files_are_the_generated_ones() -> None:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from emberline_contract.engine_config import Device, Dtype, EngineConfig, EngineOptions, ExecutorName
+from emberline_contract.engine_config import (
+    Device,
+    Dtype,
+    EngineConfig,
+    EngineOptions,
+    ExecutorName,
+    KvCacheDtype,
+    Quantization,
+)
 
 quantities = st.builds(
     lambda number, suffix: f"{number}{suffix}",
@@ -29,6 +37,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "executor": st.sampled_from(get_args(ExecutorName)),
     "device": st.sampled_from(get_args(Device)),
     "dtype": st.sampled_from(get_args(Dtype)),
+    "quantization": st.none() | st.sampled_from(get_args(Quantization)),
+    "kv_cache_dtype": st.sampled_from(get_args(KvCacheDtype)),
     "drain_timeout_s": st.floats(0, 3600),
 }
 configs = st.fixed_dictionaries(VALUES).map(EngineConfig.model_validate)
@@ -52,6 +62,13 @@ def test_equal_configurations_have_equal_bytes(config: EngineConfig) -> None:
     assert not any("_" in key for key in keys)
 
 
+def test_a_default_is_left_out() -> None:
+    """So that an engine of an older release takes a newer operator's file, as long as nothing new is asked of it."""
+    assert json.loads(EngineConfig(served_names=("m",), dtype="bf16", kv_cache_dtype="auto").to_json()) == {
+        "servedNames": ["m"]
+    }
+
+
 def test_bytes_of_the_kv_cache() -> None:
     assert EngineConfig(served_names=("m",), kv_cache="2Gi").kv_cache_bytes == 2 << 30
     assert EngineConfig(served_names=("m",)).kv_cache_bytes is None
@@ -71,6 +88,8 @@ def test_bytes_of_the_kv_cache() -> None:
         ({"executor": "onnx"}, "executor"),
         ({"device": "tpu"}, "device"),
         ({"dtype": "int3"}, "dtype"),
+        ({"quantization": "int2"}, "quantization"),
+        ({"kvCacheDtype": "fp16"}, "kvCacheDtype"),
         ({"drainTimeoutS": 3601}, "drainTimeoutS"),
         ({"modelPath": ""}, "modelPath"),
     ],

@@ -1,4 +1,7 @@
-"""The node agent may change labels of ours on a Node and nothing else, whatever its RBAC says; others are not concerned."""
+"""The node agent may change labels of ours on a Node and nothing else, whatever its RBAC says; others are not concerned.
+
+And what Pod Security admits: all our pods run where it enforces `restricted`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ import pytest
 import yaml
 
 from emberline_contract import names
+from support.operator_rig import operator_rig
 from support.plane import TestPlane
 
 pytestmark = pytest.mark.cluster
 
-MANIFEST = Path(__file__).parents[2] / "manifests/base/node-labels-policy.yaml"
+BASE = Path(__file__).parents[2] / "manifests" / "base"
+MANIFEST = BASE / "node-labels-policy.yaml"
 AGENT = f"system:serviceaccount:{names.WEIGHTS_NAMESPACE}:{names.NODE_AGENT_NAME}"
 NEIGHBOUR = f"system:serviceaccount:{names.WEIGHTS_NAMESPACE}:another"
 NODE = "policy-node"
@@ -107,7 +112,7 @@ def patch(plane: TestPlane, user: str, change: dict[str, Any], *more: str) -> st
 async def until_enforced(plane: TestPlane) -> None:
     """The API server takes up a new policy a moment after it is stored."""
     async with asyncio.timeout(20):
-        while ONLY_METADATA not in patch(plane, AGENT, {"spec": {"unschedulable": True}}):
+        while ONLY_METADATA not in patch(plane, AGENT, {"spec": {"unschedulable": True}}):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
@@ -149,3 +154,48 @@ async def test_others_are_not_concerned(installed: TestPlane) -> None:
     for change in ({"spec": {"unschedulable": True}}, labels(**{REGION: "us"})):
         assert patch(installed, NEIGHBOUR, change) == ""
     assert said_to(installed, NEIGHBOUR, "delete", "node", NODE) == ""
+
+
+# Pod Security.
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def refusal_of_pod(plane: TestPlane, namespace: str, spec: dict[str, Any]) -> str:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one", "namespace": namespace}, "spec": spec}
+    done = plane.run_kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    return done.stderr if done.returncode else ""
+
+
+def test_pods_of_operator_and_gateway_are_admitted_where_pod_security_is_restricted(
+    plane: TestPlane, namespace: str
+) -> None:
+    plane.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
+    specs = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"]
+        for file in ("operator.yaml", "gateway.yaml")
+        for document in yaml.safe_load_all((BASE / file).read_text())
+        if document["kind"] == "Deployment"
+    }
+    assert specs.keys() == {names.OPERATOR_NAME, names.GATEWAY_NAME}
+    for name, spec in specs.items():
+        plane.kubectl("create", "serviceaccount", name, "-n", namespace)
+        assert refusal_of_pod(plane, namespace, spec) == ""
+        spec["hostNetwork"] = True
+        assert "violates PodSecurity" in refusal_of_pod(plane, namespace, spec), (
+            "the check sees a pod that it must refuse"
+        )
+
+
+async def test_pods_of_endpoints_are_admitted_where_pod_security_is_restricted(
+    plane: TestPlane, namespace: str, tmp_path: Path
+) -> None:
+    plane.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
+    async with operator_rig(plane, namespace, tmp_path) as rig, rig.operator():
+        await rig.claim()
+        always = {"minReplicas": 1, "maxReplicas": 1}
+        await rig.endpoint("cpu", scaling=always)
+        await rig.endpoint("gpu", scaling=always, accelerator={"kind": "Nvidia"}, engine={"maxModelLen": 1024})
+        # The Pod Security admission judges pods, not Deployments: they are really created.
+        for name in ("cpu", "gpu"):
+            await rig.pods(name)

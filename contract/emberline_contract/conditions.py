@@ -147,3 +147,8 @@ class Reason(StrEnum):
     # Reconciling
     ROLLING_OUT = "RollingOut"
     """Pods of the newest generation are being started."""
+    # Events alone
+    DECIDED = "Decided"
+    """GPUs and precision have been chosen; the message says which and why."""
+    ROLLED_OUT = "RolledOut"
+    """All engines are of the newest generation."""

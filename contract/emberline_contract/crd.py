@@ -126,7 +126,8 @@ def endpoint_crd() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": {**structural_schema(InferenceEndpointSpec), **SPEC_RULES},
-            "status": structural_schema(InferenceEndpointStatus),
+            # Until the operator has seen it: kstatus (Flux, `wait: true`) takes an object without any status for done.
+            "status": {**structural_schema(InferenceEndpointStatus), "default": {"observedGeneration": -1}},
         },
         **ENDPOINT_RULES,
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -93,6 +94,8 @@ class GatewayView:
     """Seconds since a request last arrived or ended there."""
     ever_active: bool
     """False: it has seen no request since its own start, and `idle_s` counts from there."""
+    held: int = 0
+    """Those of the unfinished that wait for an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +121,27 @@ class MetricsApi:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How many engines a region should have had at a moment, by demand; kept in memory for scaling down late."""
+    """Until that moment a region shall not have fewer engines; kept in memory for scaling down late and step by step."""
 
-    at: datetime
+    until: datetime
     replicas: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Rival:
     """Another endpoint that asks for the same `model.servedName`."""
 
     created: datetime
     namespace: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the API server can do that older ones cannot. A field that it does not know would be dropped and written for ever."""
+
+    hpa_tolerance: bool = True
+    """`spec.behavior.scaleUp.tolerance` of a HorizontalPodAutoscaler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +172,10 @@ class Snapshot:
     """By region; a region that is not in it has not been asked about yet."""
     metrics_api: MetricsApi = MetricsApi()
     recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
-    """By region, the oldest first."""
+    """By region, as the last pass has left them; a region is missing until the first pass that looked at its demand."""
     rivals: tuple[Rival, ...] = ()
+    """Other endpoints with the same `model.servedName`, the oldest first."""
+    features: Features = Features()
 
     @property
     def namespace(self) -> str:
@@ -195,7 +208,28 @@ def time_text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-_STARTING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
+_STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_GPU_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/")
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource of a node or pod is GPUs: whole ones, shared ones or slices."""
+    return resource.startswith(_GPU_PREFIXES)
+
+
+def read_node(node: Json) -> NodeState:
+    """What matters of a Node."""
+    metadata, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    ready = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), {})
+    taints = spec.get("taints", ())
+    return NodeState(
+        name=metadata["name"],
+        labels=metadata.get("labels", {}),
+        gpus={name: int(count) for name, count in status.get("allocatable", {}).items() if is_gpu(name)},
+        taints=tuple(Taint(taint["key"], taint.get("value", ""), taint["effect"]) for taint in taints),
+        is_ready=ready.get("status") == "True",
+        is_cordoned=bool(spec.get("unschedulable")),
+    )
 
 
 def read_pod(pod: Json) -> PodState:
@@ -205,20 +239,50 @@ def read_pod(pod: Json) -> PodState:
     ready = conditions.get("Ready", {})
     scheduled = conditions.get("PodScheduled", {})
     is_ready = ready.get("status") == "True"
-    volumes = pod.get("spec", {}).get("volumes", ())
+    spec, annotations = pod.get("spec", {}), metadata.get("annotations", {})
+    is_unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return PodState(
         name=metadata["name"],
-        template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         region=metadata.get("labels", {}).get(names.LABEL_REGION, ""),
         created=time_of(metadata["creationTimestamp"]),
         ready_since=time_of(ready["lastTransitionTime"]) if is_ready else None,
         terminating="deletionTimestamp" in metadata,
-        unschedulable=scheduled.get("message", "no node fits")
-        if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-        else "",
+        unschedulable=scheduled.get("message", "no node fits") if is_unschedulable else "",
         failure="" if is_ready else _failure(status),
-        config_maps=frozenset(volume["configMap"]["name"] for volume in volumes if "configMap" in volume),
+        unschedulable_since=_since(scheduled, metadata) if is_unschedulable else None,
+        config_maps=frozenset(v["configMap"]["name"] for v in spec.get("volumes", ()) if "configMap" in v),
+        uid=metadata.get("uid", ""),
+        node=spec.get("nodeName", ""),
+        gpus=_gpus(spec),
+        deletion_cost=_cost(annotations.get(names.POD_DELETION_COST, "")),
     )
+
+
+def holds_gpus(pod: Json) -> bool:
+    """Whether a Pod keeps what it requests: it is bound to a node and has not ended."""
+    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod.get("spec", {}).get("nodeName")) and not has_ended
+
+
+def _since(condition: Json, metadata: Json) -> datetime:
+    return time_of(condition.get("lastTransitionTime") or metadata["creationTimestamp"])
+
+
+def _gpus(spec: Json) -> dict[str, int]:
+    requested: Counter[str] = Counter()
+    for container in spec.get("containers", ()):
+        limits = container.get("resources", {}).get("limits", {})
+        requested.update({name: int(count) for name, count in limits.items() if is_gpu(name)})
+    return dict(requested)
+
+
+def _cost(text: str) -> int | None:
+    """Whatever somebody wrote there that is no number counts as nothing, as with the ReplicaSet controller."""
+    try:
+        return int(text)
+    except ValueError:
+        return None
 
 
 def _failure(status: Json) -> str:

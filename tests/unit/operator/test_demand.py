@@ -65,7 +65,7 @@ def test_one_endpoints_part_of_the_answers() -> None:
     }
     assert demand_of(answers, "team", "tiny", "default") == Demand(
         views=(
-            GatewayView("gw-1", 3, 0, ever_active=True),
+            GatewayView("gw-1", 3, 0, ever_active=True, held=1),
             GatewayView("gw-2", 0, 100, ever_active=False),
             GatewayView("gw-4", 0, 50, ever_active=False),
         ),

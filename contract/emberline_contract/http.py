@@ -101,6 +101,8 @@ class EndpointDemand(AdminModel):
     dispatched: int
     idle_s: float
     """Seconds since a request last arrived or ended here; since the gateway's start if none ever did; 0 while any is unfinished."""
+    pods: dict[str, int] = Field(default_factory=dict)
+    """Name of a pod -> requests that are dispatched to it and unfinished; pods without any are left out."""
 
 
 class DemandAnswer(AdminModel):

@@ -94,6 +94,9 @@ ENV_CA_BUNDLE_CONFIGMAP: Final = "EMBERLINE_CA_BUNDLE_CONFIGMAP"
 ENV_HF_ENDPOINT: Final = "EMBERLINE_HF_ENDPOINT"
 """Operator: HF_ENDPOINT of engine pods, the base URL of a mirror of the Hugging Face hub."""
 CA_BUNDLE_KEY: Final = "ca.crt"
+CA_BUNDLE_DIR: Final = "/etc/emberline-ca"
+"""Where an engine pod sees the CA bundle."""
+SHARED_MEMORY_PATH: Final = "/dev/shm"  # noqa: S108 - a mount point in the pod
 
 # Service and container ports.
 PORT_NAME_HTTP: Final = "http"
@@ -122,6 +125,8 @@ METRIC_QUEUE_LOAD: Final = "emberline_queue_load"
 METRIC_REQUESTS: Final = "emberline_requests"
 """Unfinished requests; a HorizontalPodAutoscaler divides it by `scaling.requestsPerReplica`."""
 POD_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+ANNOTATION_DELETION_COST_TIME: Final = f"{GROUP}/deletion-cost-time"
+"""On an engine pod: when the operator last wrote its deletion cost."""
 
 
 def child_name(endpoint: str, region: str) -> str:

@@ -155,7 +155,8 @@ def demand_of(answers: dict[str, DemandAnswer | str], namespace: str, name: str,
         else:
             unfinished = seen.held + seen.dispatched
             is_known = unfinished > 0 or seen.idle_s < answer.uptime_s - SLACK_S
-            views.append(GatewayView(gateway, unfinished, seen.idle_s, ever_active=is_known, held=seen.held))
+            view = GatewayView(gateway, unfinished, seen.idle_s, ever_active=is_known, held=seen.held, pods=seen.pods)
+            views.append(view)
     return Demand(tuple(views), tuple(silent))
 
 

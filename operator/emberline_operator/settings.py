@@ -16,6 +16,8 @@ _BASE_URL: Final = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 _REGISTRY: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([-._a-z0-9]*[a-z0-9])?)*")
 _OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MAX_OBJECT_NAME: Final = 253
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_MAX_NAMESPACE: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Install:
     """ConfigMap of each endpoint's namespace whose `ca.crt` engine pods trust; empty: none."""
     hf_endpoint: str = ""
     """Base URL of the Hugging Face hub for engine pods, without a slash at its end; empty: the hub itself."""
+    surge_patience_s: float = 30.0
+    """How long a roll-out waits for a node for its new engine before it stops an old one to make room."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Install:
@@ -58,6 +62,21 @@ class Install:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """When the leader is taken for gone, and when it takes itself for gone, which must come first."""
+
+    duration_s: float = 15.0
+    """Others wait so long for a change of the record. Whole seconds: the Lease holds no less."""
+    renew_deadline_s: float = 10.0
+    """A leader that could not renew for so long writes nothing more and ends."""
+    retry_s: float = 2.0
+    """Between two renewals, and between two looks of the others."""
+    request_timeout_s: float = 3.0
+    drain_s: float = 10.0
+    """On a graceful stop, passes in flight have so long to end before the Lease is released."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """One operator process."""
 
@@ -73,6 +92,13 @@ class Settings:
     """Endpoints that are looked at at once."""
     resync_s: float = 300.0
     """Time between two lists of everything, which heal what a watch has lost."""
+    watch_grace_s: float = 120.0
+    """How long a watch may take to tell what a list has shown; kopf begins a silent watch anew after 70 s."""
+    pod_name: str = names.OPERATOR_NAME
+    """This replica's name in the Lease, to which a random part is added."""
+    lease: LeaseTimes = LeaseTimes()
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces whose objects are read and written; none means all."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -80,7 +106,21 @@ class Settings:
         return cls(
             install=Install.from_environ(environ),
             host=environ.get(names.ENV_POD_IP) or "127.0.0.1",
+            pod_name=environ.get(names.ENV_POD_NAME) or names.OPERATOR_NAME,
+            watch_namespaces=_namespaces(environ, names.ENV_WATCH_NAMESPACES),
         )
+
+
+def _namespaces(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    given = environ.get(name, "")
+    namespaces = [part.strip() for part in given.split(",")] if given.strip() else []
+    for namespace in namespaces:
+        if len(namespace) > _MAX_NAMESPACE or not _NAMESPACE.fullmatch(namespace):
+            raise SettingsError(
+                f"{name} has the namespace {namespace!r}; write names of at most {_MAX_NAMESPACE} lower-case letters, digits"
+                " and '-' with commas between them, or leave it empty for all namespaces"
+            )
+    return tuple(dict.fromkeys(namespaces))
 
 
 def _base_url(environ: Mapping[str, str], name: str) -> str:

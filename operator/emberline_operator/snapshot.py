@@ -76,6 +76,10 @@ class PodState:
     """GPUs that it requests, by resource name."""
     deletion_cost: int | None = None
     """What its annotation tells the ReplicaSet controller; None if there is none."""
+    deletion_cost_written: datetime | None = None
+    """When the operator last wrote it."""
+    ends_by: datetime | None = None
+    """If it is terminating: when the kubelet kills it at the latest."""
 
     @property
     def is_routable(self) -> bool:
@@ -96,6 +100,8 @@ class GatewayView:
     """False: it has seen no request since its own start, and `idle_s` counts from there."""
     held: int = 0
     """Those of the unfinished that wait for an engine."""
+    pods: Mapping[str, int] = field(default_factory=dict)
+    """Name of an engine pod -> requests that it was given and has not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +226,7 @@ def is_gpu(resource: str) -> bool:
 def read_node(node: Json) -> NodeState:
     """What matters of a Node."""
     metadata, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
-    ready = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), {})
+    ready: Json = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), {})
     taints = spec.get("taints", ())
     return NodeState(
         name=metadata["name"],
@@ -256,6 +262,8 @@ def read_pod(pod: Json) -> PodState:
         node=spec.get("nodeName", ""),
         gpus=_gpus(spec),
         deletion_cost=_cost(annotations.get(names.POD_DELETION_COST, "")),
+        deletion_cost_written=_moment(annotations.get(names.ANNOTATION_DELETION_COST_TIME, "")),
+        ends_by=_moment(metadata.get("deletionTimestamp", "")),
     )
 
 
@@ -281,6 +289,14 @@ def _cost(text: str) -> int | None:
     """Whatever somebody wrote there that is no number counts as nothing, as with the ReplicaSet controller."""
     try:
         return int(text)
+    except ValueError:
+        return None
+
+
+def _moment(text: str) -> datetime | None:
+    """A time that may be missing, or that somebody has spoilt."""
+    try:
+        return time_of(text)
     except ValueError:
         return None
 

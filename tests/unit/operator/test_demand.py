@@ -53,7 +53,10 @@ def test_one_that_drains_is_still_asked() -> None:
 def seen(
     name: str = "tiny", region: str = "default", held: int = 0, dispatched: int = 0, idle_s: float = 5
 ) -> EndpointDemand:
-    return EndpointDemand(namespace="team", name=name, region=region, held=held, dispatched=dispatched, idle_s=idle_s)
+    pods = {"tiny-1": dispatched} if dispatched else {}
+    return EndpointDemand(
+        namespace="team", name=name, region=region, held=held, dispatched=dispatched, idle_s=idle_s, pods=pods
+    )
 
 
 def test_one_endpoints_part_of_the_answers() -> None:
@@ -65,7 +68,7 @@ def test_one_endpoints_part_of_the_answers() -> None:
     }
     assert demand_of(answers, "team", "tiny", "default") == Demand(
         views=(
-            GatewayView("gw-1", 3, 0, ever_active=True, held=1),
+            GatewayView("gw-1", 3, 0, ever_active=True, held=1, pods={"tiny-1": 2}),
             GatewayView("gw-2", 0, 100, ever_active=False),
             GatewayView("gw-4", 0, 50, ever_active=False),
         ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from emberline_contract import names
-from emberline_operator.snapshot import Json
+from emberline_operator.snapshot import Json, is_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +40,94 @@ PODS: Final = Kind(
     "Pod", "", "v1", "pods", selector=f"{names.LABEL_APP} in ({names.RUNTIME_NAME},{names.GATEWAY_NAME})"
 )
 
-CHILDREN: Final = (DEPLOYMENTS, SERVICES, CONFIGMAPS)
-WATCHED: Final = (ENDPOINTS, REGIONS, CLAIMS, *CHILDREN, PODS)
+PDBS: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
+HPAS: Final = Kind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers", selector=_OURS)
+NODES: Final = Kind("Node", "", "v1", "nodes", is_namespaced=False)
+API_SERVICES: Final = Kind("APIService", "apiregistration.k8s.io", "v1", "apiservices", is_namespaced=False)
+
+CHILDREN: Final = (DEPLOYMENTS, SERVICES, CONFIGMAPS, PDBS, HPAS)
+WATCHED: Final = (NODES, API_SERVICES, REGIONS, ENDPOINTS, CLAIMS, *CHILDREN, PODS)
 BY_KIND: Final = {kind.kind: kind for kind in WATCHED}
 
-_POD_SPEC: Final = frozenset({"volumes"})
-_POD_STATUS: Final = frozenset(
-    {"phase", "reason", "message", "podIP", "conditions", "containerStatuses", "initContainerStatuses"}
-)
+_POD_STATUS: Final = frozenset({"phase", "reason", "message", "podIP", "containerStatuses", "initContainerStatuses"})
+_CONDITION: Final = frozenset({"type", "status", "reason", "message", "lastTransitionTime"})
+_HPA_STATUS: Final = frozenset({"currentReplicas", "desiredReplicas"})
 
 
 def trimmed(obj: Json) -> Json:
-    """The part of an object that decisions look at; a thousand endpoints shall fit in little memory."""
-    metadata = dict(obj["metadata"])
+    """The part of an object that decisions look at: little memory for a thousand endpoints, and no news that are none.
+
+    A node tells every few seconds that it is there, an HPA what it measured last: neither is a reason to look again.
+    """
+    metadata, status = dict(obj["metadata"]), obj.get("status", {})
     match obj.get("kind"):
-        case "Pod":
+        case PODS.kind:
             metadata.pop("managedFields", None)
-            spec = {key: value for key, value in obj.get("spec", {}).items() if key in _POD_SPEC}
-            status = {key: value for key, value in obj.get("status", {}).items() if key in _POD_STATUS}
-            return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
-        case "PersistentVolumeClaim":
-            kept = {key: metadata[key] for key in ("name", "namespace", "resourceVersion") if key in metadata}
-            status = {"phase": obj.get("status", {}).get("phase", "Pending")}
-            return {"kind": "PersistentVolumeClaim", "metadata": kept, "status": status}
+            return {"kind": obj["kind"], "metadata": metadata, "spec": _pod_spec(obj), "status": _pod_status(status)}
+        case CLAIMS.kind:
+            return {
+                "kind": obj["kind"],
+                "metadata": _identity(obj),
+                "status": {"phase": status.get("phase", "Pending")},
+            }
+        case NODES.kind:
+            return _node(obj)
+        case API_SERVICES.kind:
+            spec = {"service": obj.get("spec", {}).get("service")}
+            return {"kind": obj["kind"], "metadata": _identity(obj), "spec": spec, "status": _conditions(status)}
+        case DEPLOYMENTS.kind:
+            return {**obj, "metadata": _signed(metadata), "status": {**status, **_conditions(status)}}
+        case HPAS.kind:
+            kept = {key: value for key, value in status.items() if key in _HPA_STATUS}
+            return {**obj, "metadata": _signed(metadata), "status": {**kept, **_conditions(status)}}
+        case PDBS.kind:
+            return {**{key: value for key, value in obj.items() if key != "status"}, "metadata": _signed(metadata)}
         case _:
-            if "managedFields" in metadata:
-                metadata["managedFields"] = [_entry(e) for e in metadata["managedFields"] if _matters(e)]
-            return {**obj, "metadata": metadata}
+            return {**obj, "metadata": _signed(metadata)}
+
+
+def _identity(obj: Json) -> Json:
+    metadata = obj["metadata"]
+    return {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}
+
+
+def _node(node: Json) -> Json:
+    metadata, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    ready = [{"type": c["type"], "status": c["status"]} for c in status.get("conditions", ()) if c["type"] == "Ready"]
+    return {
+        "kind": NODES.kind,
+        "metadata": {**_identity(node), "labels": metadata.get("labels", {})},
+        "spec": {key: spec[key] for key in ("taints", "unschedulable") if key in spec},
+        "status": {
+            "allocatable": {name: count for name, count in status.get("allocatable", {}).items() if is_gpu(name)},
+            "conditions": ready,
+        },
+    }
+
+
+def _pod_spec(pod: Json) -> Json:
+    spec = pod.get("spec", {})
+    return {
+        **{key: spec[key] for key in ("nodeName", "volumes") if key in spec},
+        "containers": [{"resources": container.get("resources", {})} for container in spec.get("containers", ())],
+    }
+
+
+def _pod_status(status: Json) -> Json:
+    return {**{key: value for key, value in status.items() if key in _POD_STATUS}, **_conditions(status)}
+
+
+def _conditions(status: Json) -> Json:
+    """Without the times at which a condition was looked at last."""
+    conditions = status.get("conditions", ())
+    return {"conditions": [{key: value for key, value in c.items() if key in _CONDITION} for c in conditions]}
+
+
+def _signed(metadata: Json) -> Json:
+    """Metadata with what is needed of managedFields."""
+    if "managedFields" in metadata:
+        metadata["managedFields"] = [_entry(e) for e in metadata["managedFields"] if _matters(e)]
+    return metadata
 
 
 def _matters(entry: Json) -> bool:

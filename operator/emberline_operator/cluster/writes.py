@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from emberline_contract import names
-from emberline_operator.cluster.api import APPLY, Api
+from emberline_operator.cluster.api import APPLY, MERGE, Api
 from emberline_operator.cluster.caches import Caches
-from emberline_operator.cluster.kinds import BY_KIND, CHILDREN, ENDPOINTS
-from emberline_operator.errors import NotFoundError
+from emberline_operator.cluster.kinds import BY_KIND, CHILDREN, ENDPOINTS, PODS
+from emberline_operator.errors import ConflictError, NotFoundError
 from emberline_operator.snapshot import Json, Ref
 
 
 class Writer:
-    """Applies, scales and deletes children, and writes status."""
+    """Applies, scales and deletes children, evicts pods, and writes status."""
 
     def __init__(self, api: Api, caches: Caches, on_write: Callable[[str, str], None]) -> None:
         self._api = api
@@ -88,3 +88,36 @@ class Writer:
             )
         except NotFoundError:
             return
+
+    async def evict(self, namespace: str, pod: str, *, uid: str, grace_s: int) -> None:
+        """Delete a pod with that grace period, which also shortens a longer one that runs already."""
+        self._on_write(PODS.kind, "delete")
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self._api.request(
+                "DELETE", PODS.path(namespace, pod), body={**options, "gracePeriodSeconds": grace_s}
+            )
+        except NotFoundError:
+            return
+
+    async def set_deletion_cost(self, namespace: str, pod: str, *, uid: str, cost: int) -> None:
+        """Write a pod's deletion cost. A pod that is gone, or another one of that name, needs none."""
+        self._on_write(PODS.kind, "patch")
+        annotations = {names.POD_DELETION_COST: str(cost)}
+        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        try:
+            await self._api.request("PATCH", PODS.path(namespace, pod), body=body, content_type=MERGE)
+        except (NotFoundError, ConflictError):
+            return
+
+    async def fill_replicas(self, namespace: str, name: str, *, replicas: int, resource_version: str) -> None:
+        """Write an endpoint's replicas through its scale subresource. Raises ConflictError if the endpoint has changed."""
+        self._on_write(ENDPOINTS.kind, "scale")
+        body = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
+        await self._api.request(
+            "PATCH",
+            ENDPOINTS.path(namespace, name, "scale"),
+            body=body,
+            query=[("fieldManager", names.SCALE_MANAGER)],
+            content_type=MERGE,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, assert_never
@@ -12,15 +12,28 @@ from typing import Protocol, assert_never
 from emberline_contract.http import CloseRequest
 from emberline_operator import demand
 from emberline_operator.cluster.caches import Caches, Key
+from emberline_operator.cluster.index import may_surge
 from emberline_operator.cluster.writes import Writer
+from emberline_operator.desired.template import signature
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError
-from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Plan, Scale, Sleep
+from emberline_operator.plan.actions import (
+    Action,
+    Apply,
+    Ask,
+    Delete,
+    Evict,
+    FillReplicas,
+    Plan,
+    Scale,
+    SetDeletionCost,
+    Sleep,
+)
 from emberline_operator.plan.conditions import status_delay_s, status_object, with_failure
 from emberline_operator.plan.decide import decide
-from emberline_operator.reconcile.observe import observe
+from emberline_operator.reconcile.observe import Remembered, observe
 from emberline_operator.reconcile.queue import Outcome
 from emberline_operator.settings import Install
-from emberline_operator.snapshot import Demand, Json, Snapshot
+from emberline_operator.snapshot import Demand, Features, Json, Recommendation, Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -52,16 +65,30 @@ class Reconciler:
         self._gateways = gateways
         self._install = install
         self._clock = clock
+        self.features = Features()
+        """What the API server can do; whoever has asked it says so before the first pass."""
         self._status_written: dict[Key, datetime] = {}
+        self._recommendations: dict[Key, Mapping[str, tuple[Recommendation, ...]]] = {}
+        self._surging: frozenset[Key] = frozenset()
+        """Endpoints whose roll-outs that may take a spare GPU are being written; the caches do not show them yet."""
         self._epoch = 0
 
     async def reconcile(self, key: Key) -> Outcome:
         """Bring one endpoint a step nearer to what it should be. Status is written also when an action fails."""
-        seen = observe(self._caches, key, self._status_written.get(key))
+        remembered = Remembered(self._status_written.get(key), self._recommendations.get(key, {}))
+        seen = observe(self._caches, key, self.features, remembered)
         if seen is None:
             self._status_written.pop(key, None)
+            self._recommendations.pop(key, None)
             return Outcome()
-        plan = await self._decide(seen)
+        plan = await self._decide(key, seen)
+        self._recommendations[key] = plan.recommendations
+        try:
+            return await self._carry_out(key, seen, plan)
+        finally:
+            self._surging -= {key}
+
+    async def _carry_out(self, key: Key, seen: Snapshot, plan: Plan) -> Outcome:
         again_s = plan.requeue_after_s
         try:
             for action in plan.actions:
@@ -80,17 +107,22 @@ class Reconciler:
         # Scales and deletions come back as events; after an apply the caches already hold the answer.
         return Outcome(any(isinstance(action, Apply) for action in plan.actions), again_s)
 
-    async def _decide(self, seen: Snapshot) -> Plan:
+    async def _decide(self, key: Key, seen: Snapshot) -> Plan:
         while True:
+            # Of two passes that run at once, the second must see what the first is about to take.
+            surging = (self._caches.index.surging | self._surging) - {key}
+            seen = replace(seen, surging=surging, gpus_in_use=self._caches.index.gpus_in_use)
             match decide(seen, self._install, self._clock()):
                 case Plan() as plan:
+                    if any(_begins_surge(action, seen) for action in plan.actions):
+                        self._surging |= {key}
                     return plan
                 case Ask(objects=objects, demand_of=region):
                     answers = {ref: await self._writer.look_up(seen.namespace, ref) for ref in objects}
                     seen = replace(seen, looked_up={**seen.looked_up, **answers})
                     if region is not None:
                         told = await self._gateways.demand(seen.namespace, seen.name, region)
-                        seen = replace(seen, demand=told)
+                        seen = replace(seen, demand=told, demands={**seen.demands, region: told})
 
     async def _act(self, seen: Snapshot, action: Action) -> float | None:
         """Do one action; gives the time after which to look again if it could not be done yet."""
@@ -103,6 +135,12 @@ class Reconciler:
                 return await self._sleep(seen, action)
             case Delete(ref=ref, uid=uid):
                 await self._writer.delete(seen.namespace, ref, uid=uid)
+            case Evict(pod=pod, uid=uid, grace_s=grace_s):
+                await self._writer.evict(seen.namespace, pod, uid=uid, grace_s=grace_s)
+            case SetDeletionCost(pod=pod, uid=uid, cost=cost):
+                await self._writer.set_deletion_cost(seen.namespace, pod, uid=uid, cost=cost)
+            case FillReplicas(replicas=replicas, resource_version=version):
+                await self._writer.fill_replicas(seen.namespace, seen.name, replicas=replicas, resource_version=version)
             case _:
                 assert_never(action)
         _log.info("endpoint %s/%s: %s", seen.namespace, seen.name, action.why)
@@ -151,3 +189,12 @@ class Reconciler:
         self._status_written[key] = now
         # The cache now holds a spec that came meanwhile, so its own event will be old news and trigger nothing.
         return None if generation == seen.generation else 0.0
+
+
+def _begins_surge(action: Action, seen: Snapshot) -> bool:
+    """Whether an action begins a roll-out that may take a GPU before it gives one back."""
+    if not isinstance(action, Apply) or action.ref.kind != "Deployment" or "template" not in action.body["spec"]:
+        return False
+    live = seen.children.get(action.ref)
+    is_new = live is not None and signature(live["spec"]["template"]) != signature(action.body["spec"]["template"])
+    return is_new and may_surge(action.body)

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from emberline_gateway.desk import Desk
-from emberline_gateway.directory import Target
 from emberline_gateway.logs import log
 from emberline_gateway.measures import Measures
+from emberline_gateway.objects import Target
 
 RECHECK_S: Final = 0.5
 """Time between looks at the Deployment while something is held."""
@@ -73,7 +73,7 @@ class Activation:
             # Between the test and leaving the dictionary there is no await: a request held later starts the next wave.
             while desk.num_held:
                 try:
-                    if is_asleep:
+                    if is_asleep and desk.may_wake:
                         await self._wake(desk)
                     pause_s, backoff_s = RECHECK_S, MIN_BACKOFF_S
                     desk.wake_error = ""

@@ -16,9 +16,10 @@ from emberline_contract.http import CloseAnswer, CloseRequest, DemandAnswer, Err
 from emberline_gateway.activation import ClusterError
 from emberline_gateway.callers import Callers, ForbiddenError, UnauthenticatedError
 from emberline_gateway.demand import Demand
-from emberline_gateway.directory import Directory, Endpoint, UnknownModelError
+from emberline_gateway.directory import Directory, UnknownModelError
 from emberline_gateway.exchange import Message, Receive, Send
 from emberline_gateway.measures import Measures
+from emberline_gateway.objects import Endpoint
 from emberline_gateway.proxy import Proxy
 from emberline_gateway.question import match_route
 

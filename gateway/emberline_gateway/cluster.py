@@ -18,8 +18,9 @@ from kubernetes.aio.client.exceptions import ApiException
 from emberline_contract import names
 from emberline_gateway.activation import ClusterError, WakeOutcome
 from emberline_gateway.callers import Caller
-from emberline_gateway.directory import Directory, Raw, Sink, Target
+from emberline_gateway.directory import Directory, Sink
 from emberline_gateway.logs import log
+from emberline_gateway.objects import Raw, Target
 
 REQUEST_TIMEOUT_S: Final = 5.0
 WATCH_S: Final = 300

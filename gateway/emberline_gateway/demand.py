@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from emberline_contract import metrics
 from emberline_contract.http import METRICS, CloseAnswer, CloseRequest, CloseState, DemandAnswer, EndpointDemand
 from emberline_gateway.desk import Desk, Desks
-from emberline_gateway.directory import Directory, Pod, Target
+from emberline_gateway.directory import Directory
 from emberline_gateway.logs import log
+from emberline_gateway.objects import Pod, Target
 
 ENGINE_TIMEOUT_S: Final = 2.0
 _UNFINISHED: Final = (metrics.NUM_REQUESTS_RUNNING, metrics.NUM_REQUESTS_WAITING)
@@ -44,6 +45,7 @@ class Demand:
                     held=desk.num_held,
                     dispatched=desk.num_dispatched,
                     idle_s=desk.idle_s(),
+                    pods=desk.outstanding(),
                 )
                 for desk in self._desks.known()
             ],

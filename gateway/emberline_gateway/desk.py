@@ -6,12 +6,14 @@ Everything here happens between two awaits of its callers, so a close sees each 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emberline_gateway.directory import Directory, Pod, Target
+from emberline_gateway.directory import Directory
 from emberline_gateway.holding import Gate, Held, HoldQueue, Wait, decide_wait
 from emberline_gateway.measures import Measures
+from emberline_gateway.objects import Pod, Target
 from emberline_gateway.routing import Load, choose
 
 Waiter = asyncio.Future[Pod]
@@ -23,7 +25,7 @@ class QueueFullError(Exception):
 
 
 class DisplacedError(Exception):
-    """The endpoint was deleted, or moved to another region, while the request was held: it must be resolved anew."""
+    """The endpoint was deleted, left this region, or has an engine in another one: the request must be resolved anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Desk:
         self.drained.set()
         self._tools = tools
         self._queue: HoldQueue[Waiter] = HoldQueue()
-        self._num_dispatched = 0
+        self._at_pods: Counter[str] = Counter()
+        """Name of a pod -> requests at it; pods without any are not in it."""
         self._turn = 0
         self._active_s = started_s
         labels = (target.namespace, target.name)
@@ -67,16 +70,26 @@ class Desk:
     @property
     def num_dispatched(self) -> int:
         """Requests at a pod."""
-        return self._num_dispatched
+        return self._at_pods.total()
+
+    def outstanding(self) -> dict[str, int]:
+        """Requests by the name of the pod that they are at."""
+        return dict(self._at_pods)
 
     @property
     def is_closed(self) -> bool:
         """Whether the operator has closed it."""
         return self.gate.is_closed(self._tools.clock())
 
+    @property
+    def may_wake(self) -> bool:
+        """Whether the gateway may start the endpoint."""
+        endpoint = self._tools.directory.endpoint(self.target.namespace, self.target.name)
+        return endpoint is not None and endpoint.may_wake
+
     def idle_s(self) -> float:
         """Seconds since a request arrived or ended; 0 while one is unfinished."""
-        if self._num_dispatched or self._queue:
+        if self._at_pods or self._queue:
             return 0.0
         return self._tools.clock() - self._active_s
 
@@ -115,7 +128,9 @@ class Desk:
     def give_back(self, pod: Pod) -> None:
         """The request at that pod has ended, or comes back to be tried again."""
         self._tools.load.remove(pod)
-        self._num_dispatched -= 1
+        self._at_pods[pod.name] -= 1
+        if not self._at_pods[pod.name]:
+            del self._at_pods[pod.name]
         self._active_s = self._tools.clock()
         self._dispatched_gauge.dec()
 
@@ -147,8 +162,7 @@ class Desk:
         for pod in self.pods():
             if not pod.is_ready:  # it restarts: whatever it refused was another life
                 self._tools.load.forgive(pod.uid)
-        endpoint = self._tools.directory.endpoint(self.target.namespace, self.target.name)
-        is_displaced = endpoint is None or endpoint.target != self.target
+        is_displaced = self._is_displaced()
         while self._queue:
             if is_displaced:
                 self._queue.release().waiter.set_exception(DisplacedError())
@@ -157,6 +171,14 @@ class Desk:
             else:
                 return
             self._left()
+
+    def _is_displaced(self) -> bool:
+        """Whether what is held here should be somewhere else: nothing can take it here, and another region's engine can."""
+        directory = self._tools.directory
+        endpoint = directory.endpoint(self.target.namespace, self.target.name)
+        if endpoint is None or self.target not in endpoint.targets:
+            return True
+        return not directory.ready_pods(self.target) and bool(directory.ready_pods(directory.assign(endpoint)))
 
     def _left(self) -> None:
         self._held_gauge.dec()
@@ -172,7 +194,7 @@ class Desk:
         if pod is not None:
             self._turn += 1
             self._tools.load.add(pod)
-            self._num_dispatched += 1
+            self._at_pods[pod.name] += 1
             self._dispatched_gauge.inc()
         return pod
 
@@ -195,7 +217,7 @@ class Desks:
 
     def known(self) -> list[Desk]:
         """Those of every endpoint, and those of former ones that still have something to do."""
-        current = [endpoint.target for endpoint in self._tools.directory.endpoints()]
+        current = [target for endpoint in self._tools.directory.endpoints() for target in endpoint.targets]
         for target in self._desks.keys() - set(current):
             self._drop_if_done(target)
         for target in current:
@@ -203,12 +225,15 @@ class Desks:
         return list(self._desks.values())
 
     def _changed(self, target: Target) -> None:
-        desk = self._desks.get(target)
-        if desk is not None:
-            desk.pump()
-            endpoint = self._tools.directory.endpoint(target.namespace, target.name)
-            if endpoint is None or endpoint.target != target:
-                self._drop_if_done(target)
+        endpoint = self._tools.directory.endpoint(target.namespace, target.name)
+        targets = endpoint.targets if endpoint else ()
+        # A pod that is ready in one region may take what is held for another.
+        for concerned in dict.fromkeys((target, *targets)):
+            desk = self._desks.get(concerned)
+            if desk is not None:
+                desk.pump()
+        if target in self._desks and target not in targets:
+            self._drop_if_done(target)
 
     def _drop_if_done(self, target: Target) -> None:
         desk = self._desks[target]

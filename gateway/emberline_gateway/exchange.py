@@ -9,8 +9,8 @@ from typing import Any
 
 from emberline_contract import http
 from emberline_gateway.answers import EVENT_STREAM, Headers, RefusalError, error_event, heartbeat
-from emberline_gateway.directory import Endpoint, Pod
 from emberline_gateway.holding import Wait
+from emberline_gateway.objects import Endpoint, Pod
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from emberline_contract.health import WaitPhase
-from emberline_gateway.directory import Endpoint, Pod
+from emberline_gateway.objects import Endpoint, Pod
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from typing import Final
 import aiohttp
 
 from emberline_contract.http import LIVE
-from emberline_gateway.directory import Pod
 from emberline_gateway.exchange import Cause, Exchange
 from emberline_gateway.logs import log
+from emberline_gateway.objects import Pod
 
 ROUND_S: Final = 1.0
 ENGINE_SILENCE_S: Final = 5.0

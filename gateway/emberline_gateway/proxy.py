@@ -21,11 +21,12 @@ from emberline_contract.http import MAX_BODY_BYTES, ErrorType
 from emberline_gateway import answers, headers
 from emberline_gateway.answers import CLIENT_GONE, EVENT_STREAM, Headers, RefusalError, WholeEvents
 from emberline_gateway.desk import Desk, Desks, DisplacedError, QueueFullError
-from emberline_gateway.directory import Directory, Endpoint, Pod, UnknownModelError
+from emberline_gateway.directory import Directory, UnknownModelError
 from emberline_gateway.exchange import Cause, Exchange, Message, Receive, Send
 from emberline_gateway.holding import timeout_message
 from emberline_gateway.logs import log
 from emberline_gateway.measures import Measures
+from emberline_gateway.objects import Endpoint, Pod
 from emberline_gateway.question import Question, Route, read_question
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -203,7 +204,7 @@ class Proxy:
         lost_at, num_busy = "", 0
         while True:
             endpoint = exchange.endpoint = self._resolve(ask)
-            desk = self._desks.at(endpoint.target)
+            desk = self._desks.at(self._directory.assign(endpoint))
             pod = desk.take(lost_at)
             if pod is None:
                 if endpoint.refusal and not desk.pods():

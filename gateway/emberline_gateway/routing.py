@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from emberline_gateway.directory import Pod
+from emberline_gateway.objects import Pod
 
 LEAVE_OUT_S: Final = 1.0
 """How long a pod is left out that refused, or stalled before its first byte; doubles with each time in a row."""

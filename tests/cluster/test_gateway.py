@@ -21,7 +21,8 @@ from emberline_contract import names
 from emberline_contract.http import ADMIN_CLOSE, ADMIN_DEMAND, CHAT_COMPLETIONS, CloseRequest
 from emberline_gateway.activation import ClusterError, WakeOutcome
 from emberline_gateway.cluster import Cluster
-from emberline_gateway.directory import Directory, Target
+from emberline_gateway.directory import Directory
+from emberline_gateway.objects import Target
 from support.gateway import FakeEngine, Running, eventually, running_engine, running_gateway
 from support.plane import TestPlane
 

@@ -16,8 +16,9 @@ from emberline_contract import http, metrics, names
 from emberline_gateway import server
 from emberline_gateway.activation import ClusterError, WakeOutcome
 from emberline_gateway.callers import Caller
-from emberline_gateway.directory import Directory, Target
+from emberline_gateway.directory import Directory
 from emberline_gateway.gateway import Gateway, gateway
+from emberline_gateway.objects import Target
 
 Raw = dict[str, Any]
 _uids = itertools.count(1)

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from emberline_gateway import activation
 from emberline_gateway.activation import Activation
 from emberline_gateway.desk import Desk, Desks, Tools, Waiter
-from emberline_gateway.directory import Directory, Target
+from emberline_gateway.directory import Directory
 from emberline_gateway.holding import Held
 from emberline_gateway.measures import Measures
+from emberline_gateway.objects import Target
 from emberline_gateway.routing import Load
 from support.gateway import FakeCluster, eventually, make_endpoint, make_pod
 
@@ -57,6 +58,18 @@ async def test_the_first_request_wakes_at_once_and_a_burst_wakes_once() -> None:
         await asyncio.sleep(1.5 * activation.RECHECK_S)
         assert (rig.cluster.num_attempts, len(rig.cluster.wakes)) == (1, 1)
         assert rig.desk.num_held == 0
+
+
+async def test_an_endpoint_that_others_scale_is_waited_for_and_not_woken() -> None:
+    async with running() as rig:
+        external = make_endpoint()
+        external["spec"]["scaling"]["via"] = "External"
+        rig.directory.endpoint_sink.put(external)
+        held = rig.hold()
+        await asyncio.sleep(1.5 * activation.RECHECK_S)
+        assert (rig.cluster.num_attempts, held.waiter.done()) == (0, False)
+        rig.cluster.put_pod(make_pod())
+        await eventually(held.waiter.done)
 
 
 async def test_somebody_else_was_faster() -> None:

@@ -16,7 +16,7 @@ from emberline_gateway import callers
 from emberline_gateway.activation import ClusterError
 from emberline_gateway.callers import Caller, Callers, ForbiddenError, UnauthenticatedError, account
 from emberline_gateway.demand import count_unfinished
-from emberline_gateway.directory import Target
+from emberline_gateway.objects import Target
 from support.gateway import (
     FakeCluster,
     FakeEngine,

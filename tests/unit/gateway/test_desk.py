@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberline_gateway.desk import Desk, Desks, DisplacedError, QueueFullError, Tools, Waiter
-from emberline_gateway.directory import Directory, Pod, Target, read_pod
+from emberline_gateway.directory import Directory
 from emberline_gateway.holding import Held
 from emberline_gateway.measures import Measures
+from emberline_gateway.objects import Pod, Target, read_pod
 from emberline_gateway.routing import Load
 from support.gateway import make_endpoint, make_pod
 
@@ -123,6 +125,7 @@ async def _replay(events: list[tuple[str, int]]) -> None:
         collect()
         assert desk.num_held == len(held)
         assert desk.num_dispatched == len(at_pod)
+        assert desk.outstanding() == Counter(pod.name for pod in at_pod.values())
         assert sum(rig.load.num_outstanding(pod) for pod in set(at_pod.values())) == len(at_pod)
         assert (desk.idle_s() == 0) or not (held or at_pod)
         assert desk.drained.is_set() == (not held)
@@ -174,6 +177,19 @@ async def test_a_moved_endpoint_is_waited_for_elsewhere() -> None:
     rig.directory.endpoint_sink.put(make_endpoint(regions=("eu",)))
     assert isinstance(held.waiter.exception(), DisplacedError)
     assert [desk.target.region for desk in rig.desks.known()] == ["eu"]
+
+
+async def test_what_is_held_goes_where_an_engine_is_ready() -> None:
+    rig = Rig()
+    rig.directory.endpoint_sink.put(make_endpoint(regions=("eu", "us")))
+    desk = rig.desks.at(Target("default", "tiny", "eu"))
+    held = desk.hold(1, MAX_QUEUE)
+    rig.directory.pod_sink.put(make_pod("loading", uid="u", region="us"))
+    assert not held.waiter.done()
+    rig.directory.pod_sink.put(make_pod("ready", uid="u", region="us"))
+    assert isinstance(held.waiter.exception(), DisplacedError)
+    assert desk.num_held == 0
+    assert sorted(desk.target.region for desk in rig.desks.known()) == ["eu", "us"]
 
 
 async def test_each_hold_is_told_until_it_is_refused() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from emberline_contract.health import WaitPhase
-from emberline_gateway.directory import Directory, Target, UnknownModelError, UnreadableError, read_endpoint, read_pod
+from emberline_gateway.directory import Directory, UnknownModelError
+from emberline_gateway.objects import Target, UnreadableError, read_endpoint, read_pod
 from support.gateway import Raw, make_endpoint, make_pod
 
 TINY = Target("default", "tiny", "default")
@@ -46,7 +47,7 @@ def test_resolves(model: str | None, path: tuple[str, str] | None, expected: str
         ("shared", None, "write <namespace>/shared"),
         (None, None, "names no model"),
         ("tiny", ("default", "nope"), "no InferenceEndpoint 'nope'"),
-        ("shared", ("default", "tiny"), "serves the models 'default/tiny' and 'tiny', not 'shared'"),
+        ("shared", ("default", "tiny"), "serves the models 'default/tiny', 'tiny', not 'shared'"),
         ("", ("default", "tiny"), "not ''"),
     ],
 )
@@ -115,7 +116,7 @@ def test_reads_an_endpoint_of_a_newer_version() -> None:
     raw = make_endpoint(regions=("eu",), max_queue=7, heartbeat="500ms", activation_timeout="1h")
     raw["spec"]["scaling"]["inventedLater"] = True
     read = read_endpoint(raw)
-    assert read.target == Target("default", "tiny", "eu")
+    assert read.targets == (Target("default", "tiny", "eu"),)
     assert (read.max_queue, read.heartbeat_s, read.activation_timeout_s) == (7, 0.5, 3600.0)
     assert read.created_s == 1767323045
     raw["spec"] = {"model": {}}
@@ -136,6 +137,10 @@ def test_a_refusal_counts_for_its_generation_only() -> None:
     ("kind", "status", "reason", "refusal"),
     [
         ("Placed", "False", "UnknownRegion", "UnknownRegion: m"),
+        ("Placed", "False", "DoesNotFit", "DoesNotFit: m"),
+        ("Placed", "True", "PartlyPlaced", ""),
+        ("Ready", "True", "Stopped", "Stopped: m"),
+        ("ScalingActive", "True", "Stopped", ""),
         ("WeightsReady", "False", "ClaimNotFound", "ClaimNotFound: m"),
         ("WeightsReady", "False", "ClaimNotBound", ""),
         ("WeightsReady", "Unknown", "ClaimNotFound", ""),
@@ -184,3 +189,75 @@ def test_a_moved_endpoint_tells_both_regions() -> None:
     directory.on_change = told.add
     directory.endpoint_sink.put(make_endpoint(regions=("eu",)))
     assert told == {TINY, Target("default", "tiny", "eu")}
+
+
+def aliased(name: str, alias: str, namespace: str = "default", *, created: str = "2026-01-02T03:04:05Z") -> Raw:
+    raw = make_endpoint(name, namespace)
+    raw["spec"]["model"]["servedName"] = alias
+    raw["metadata"]["creationTimestamp"] = created
+    return raw
+
+
+def test_an_alias_belongs_to_the_oldest() -> None:
+    young, old = aliased("young", "llama"), aliased("old", "llama", created="2025-01-01T00:00:00Z")
+    directory = directory_of(young)
+    assert directory.resolve("llama", None).name == "young"
+    assert directory.model_names(directory.resolve("young", None)) == ("default/young", "llama", "young")
+    directory.endpoint_sink.put(old)
+    assert directory.resolve("llama", None).name == "old"
+    assert directory.model_names(directory.resolve("young", None)) == ("default/young", "young")
+    assert directory.resolve("llama", ("default", "young")).name == "young"  # the path has said which one
+    directory.endpoint_sink.put(aliased("old", "other", created="2025-01-01T00:00:00Z"))
+    assert directory.resolve("llama", None).name == "young"
+    directory.endpoint_sink.drop(young)
+    with pytest.raises(UnknownModelError, match="'llama' does not exist"):
+        directory.resolve("llama", None)
+    directory.endpoint_sink.replace([young])
+    assert directory.resolve("llama", None).name == "young"
+
+
+def test_a_qualified_name_beats_an_alias_and_an_alias_beats_a_name() -> None:
+    directory = directory_of(aliased("a", "team/tiny"), make_endpoint("tiny", "team"))
+    assert directory.resolve("team/tiny", None).namespace == "team"
+    directory.endpoint_sink.put(aliased("a", "tiny"))
+    assert directory.resolve("tiny", None).name == "a"
+    assert directory.model_names(directory.resolve("team/tiny", None)) == ("team/tiny",)
+    directory.endpoint_sink.put(aliased("a", "org/model"))
+    assert directory.resolve("org/model", None).name == "a"
+
+
+EU, US = Target("default", "tiny", "eu"), Target("default", "tiny", "us")
+
+
+def test_the_regions_of_a_request() -> None:
+    raw = make_endpoint(regions=("eu", "us"))
+    directory = directory_of(raw)
+
+    def assigned() -> Target:
+        return directory.assign(directory.resolve("tiny", None))
+
+    assert assigned() == EU
+    directory.pod_sink.put(make_pod("pending", uid="u", region="us"))
+    assert assigned() == US
+    directory.pod_sink.put(make_pod("loading", uid="e", region="eu"))
+    assert assigned() == EU
+    directory.pod_sink.put(make_pod("ready", uid="u", region="us"))
+    assert assigned() == US
+    directory.pod_sink.put(make_pod("ready", uid="e", region="eu"))
+    assert assigned() == EU
+
+
+def test_a_region_in_trouble_comes_last_and_one_that_was_left_serves_until_it_is_gone() -> None:
+    raw = make_endpoint(regions=("eu", "us"))
+    raw["status"] = {"regions": [{"name": "eu", "message": "no nodes"}, {"name": "us"}, {"name": "old"}]}
+    assert [target.region for target in read_endpoint(raw).targets] == ["us", "eu", "old"]
+    directory = directory_of(raw)
+    directory.pod_sink.put(make_pod("ready", uid="o", region="old"))
+    assert directory.assign(directory.resolve("tiny", None)).region == "old"
+
+
+def test_external_scaling_leaves_the_wake_to_others() -> None:
+    raw = make_endpoint()
+    assert read_endpoint(raw).may_wake
+    raw["spec"]["scaling"]["via"] = "External"
+    assert not read_endpoint(raw).may_wake

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberline_contract.health import WaitPhase
-from emberline_gateway.directory import read_endpoint, read_pod
 from emberline_gateway.holding import Gate, Held, HoldQueue, Wait, decide_wait, timeout_message
+from emberline_gateway.objects import read_endpoint, read_pod
 from support.gateway import make_endpoint, make_pod
 
 STEPS = st.lists(

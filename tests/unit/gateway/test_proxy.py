@@ -17,7 +17,7 @@ from yarl import URL
 
 from emberline_contract import http
 from emberline_gateway import patrol, proxy, routing
-from emberline_gateway.directory import Target
+from emberline_gateway.objects import Target
 from support.gateway import (
     ANSWER,
     FakeCluster,

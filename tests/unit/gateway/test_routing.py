@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emberline_gateway.directory import read_pod
+from emberline_gateway.objects import read_pod
 from emberline_gateway.routing import MAX_LEAVE_OUT_S, Load, choose
 from support.gateway import make_pod
 

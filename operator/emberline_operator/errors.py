@@ -6,6 +6,7 @@ OperatorError
 │   ├── ConflictError       409: the object is not what the write assumed; look again and decide again
 │   ├── RefusedError        400, 403, 422: refused again until somebody changes something
 │   └── UnavailableError    no answer, 429, 5xx: try again later
+├── LostLeadershipError     another replica may lead; this one writes nothing more and ends
 └── SettingsError           an environment variable has a value that cannot be used
 """
 
@@ -18,6 +19,10 @@ class OperatorError(Exception):
 
 class SettingsError(OperatorError):
     """An environment variable has a value that cannot be used."""
+
+
+class LostLeadershipError(OperatorError):
+    """Another replica may lead by now: nothing more may be written. It ends the process and is never handled."""
 
 
 class ClusterError(OperatorError):

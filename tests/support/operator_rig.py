@@ -26,7 +26,7 @@ from emberline_operator import main
 from emberline_operator.cluster.api import APPLY, Api
 from emberline_operator.cluster.kinds import CLAIMS, CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS, SERVICES, Kind
 from emberline_operator.errors import NotFoundError
-from emberline_operator.settings import Install, Settings
+from emberline_operator.settings import Install, LeaseTimes, Settings
 from support.plane import TestPlane
 
 Raw = dict[str, Any]
@@ -180,7 +180,7 @@ class OperatorRig:
             assert not running.done(), "the operator ended by itself"
         finally:
             stop.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(25):
                 await running
 
     # Objects.
@@ -418,6 +418,8 @@ async def operator_rig(plane: TestPlane, namespace: str, folder: Path) -> AsyncI
         admin_token_path=token,
         gateway_admin_port=admin_port,
         resync_s=60,
+        # One after another in the same cluster: the next one need not wait long to see that the last has gone.
+        lease=LeaseTimes(retry_s=0.2),
     )
     admin = await Api.connect(plane.kubeconfig)
     try:

@@ -6,8 +6,11 @@ asks for the whole discovery first, are not used.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +19,20 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
-from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError, UnavailableError
+from emberline_operator.cluster.throttle import Throttle, retry_after_s
+from emberline_operator.errors import (
+    ClusterError,
+    ConflictError,
+    LostLeadershipError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+)
 from emberline_operator.snapshot import Json
 
 REQUEST_TIMEOUT_S: Final = 15.0
 APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
 JSON: Final = "application/json"
 _REFUSALS: Final = frozenset({400, 403, 405, 415, 422})
 
@@ -63,15 +75,34 @@ async def load_credentials(kubeconfig: Path | None) -> Credentials:
 
 
 class Api:
-    """A connection. Close it."""
+    """A connection. Close it.
 
-    def __init__(self, configuration: Any) -> None:
+    `may_write` is asked before each request that changes something, in the last moment before it goes out: it gives the
+    seconds that the request may take, or raises LostLeadershipError. Requests of one connection pause together when the
+    API server asks for it.
+    """
+
+    def __init__(
+        self,
+        configuration: Any,
+        *,
+        may_write: Callable[[], float] | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._may_write = may_write
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._throttle = Throttle(chance)
+        if may_write is not None:
+            configuration.trace_configs = [_last_look(may_write)]
         self._client = client.ApiClient(configuration)
 
     @classmethod
-    async def connect(cls, kubeconfig: Path | None) -> Api:
-        """Connect as `load_configuration` says."""
-        return cls(await load_configuration(kubeconfig))
+    async def connect(cls, kubeconfig: Path | None, **options: Any) -> Api:
+        """Connect as `load_configuration` says; the options are the constructor's."""
+        return cls(await load_configuration(kubeconfig), **options)
 
     async def close(self) -> None:
         """Give up the connection."""
@@ -88,6 +119,7 @@ class Api:
     ) -> Json:
         """The answer's document. Raises a ClusterError that names the request."""
         what = f"{method} {path}"
+        await self._throttled()
         serialized = await self._client.param_serialize(
             method,
             path,
@@ -99,18 +131,47 @@ class Api:
             files={},
             auth_settings=["BearerToken"],
         )
+        timeout_s = self._timeout_s
+        if self._may_write is not None and method != "GET":
+            timeout_s = min(timeout_s, self._may_write())
         try:
-            answer = await self._client.call_api(*serialized, _request_timeout=REQUEST_TIMEOUT_S)
+            answer = await self._client.call_api(*serialized, _request_timeout=timeout_s)
             data = await answer.read()
         except ApiException as error:
             raise _converted(what, error.status, str(error.body or error.reason)) from error
         except (TimeoutError, aiohttp.ClientError) as error:
+            if isinstance(error.__cause__, LostLeadershipError):
+                raise error.__cause__ from None
             raise UnavailableError(what, None, f"no answer ({type(error).__name__}: {error})") from error
+        self._throttle.heard(answer.status, retry_after_s(answer.headers.get("Retry-After")), self._clock())
         text = (data or b"").decode()
         if not 200 <= answer.status <= 299:
             raise _converted(what, answer.status, text)
         document: Json = json.loads(text)
         return document
+
+    async def _throttled(self) -> None:
+        """Wait as long as the API server has asked for."""
+        pause_s = self._throttle.pause_s(self._clock())
+        while pause_s > 0:
+            await asyncio.sleep(pause_s)
+            pause_s = self._throttle.pause_s(self._clock())
+
+
+def _last_look(may_write: Callable[[], float]) -> aiohttp.TraceConfig:
+    """Asks once more when a connection is there and the request is about to be written to it.
+
+    aiohttp tells of a body before it sends it, and the headers wait for the body; so a process that was stopped while it
+    waited for a connection sends nothing.
+    """
+
+    async def look(_session: object, _context: object, chunk: aiohttp.TraceRequestChunkSentParams) -> None:
+        if chunk.method != "GET":
+            may_write()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(look)
+    return trace
 
 
 def _converted(request: str, status: int | None, text: str) -> ClusterError:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final
 
 import kopf
 
-from emberline_operator.cluster.caches import Caches, Key, endpoint_of, key_of
-from emberline_operator.cluster.kinds import CLAIMS, ENDPOINTS, REGIONS, WATCHED, Kind
-from emberline_operator.reconcile.observe import claim_of
+from emberline_contract import names
+from emberline_operator.cluster.caches import Caches, Key, endpoint_of, key_of, version_of
+from emberline_operator.cluster.kinds import API_SERVICES, CLAIMS, ENDPOINTS, NODES, REGIONS, WATCHED, Kind
+from emberline_operator.reconcile.observe import METRICS_API_SERVICES, claim_of
 from emberline_operator.snapshot import Json
+
+MAX_RETRY_S: Final = 5.0
 
 
 def concerned(caches: Caches, obj: Json) -> Iterable[Key]:
@@ -18,25 +22,34 @@ def concerned(caches: Caches, obj: Json) -> Iterable[Key]:
     namespace, name = key_of(obj)
     match obj["kind"]:
         case ENDPOINTS.kind:
-            return [(namespace, name)]
+            return {(namespace, name), *caches.index.take_rivals_of_change((namespace, name))}
+        case NODES.kind:
+            return caches.index.endpoints_on(name) | caches.index.waiting
         case REGIONS.kind:
             named = [e for e in caches[ENDPOINTS] if name in e.get("spec", {}).get("placement", {}).get("regions", ())]
             return [key_of(endpoint) for endpoint in named]
         case CLAIMS.kind:
             users = [e for e in caches[ENDPOINTS] if key_of(e)[0] == namespace and claim_of(e) == name]
             return [key_of(endpoint) for endpoint in users]
+        case API_SERVICES.kind:
+            is_asked = name in METRICS_API_SERVICES
+            return [key_of(e) for e in caches[ENDPOINTS] if _via(e) in ("Auto", "HPA")] if is_asked else []
         case _:
             endpoint = endpoint_of(obj)
             return [endpoint] if endpoint else []
+
+
+def _via(endpoint: Json) -> str:
+    return str(endpoint.get("spec", {}).get("scaling", {}).get("via", "Auto"))
 
 
 def register(
     registry: kopf.OperatorRegistry,
     caches: Caches,
     enqueue: Callable[[Key], None],
-    on_event: Callable[[str], None],
+    on_event: Callable[[Kind, Key, int], None],
 ) -> None:
-    """One handler per watched kind. `on_event` is told the plural of each event's kind."""
+    """One handler per watched kind. `on_event` is told of each event: the object's kind, key and version."""
     for kind in WATCHED:
         _register(registry, kind, caches, enqueue, on_event)
 
@@ -46,18 +59,35 @@ def _register(
     kind: Kind,
     caches: Caches,
     enqueue: Callable[[Key], None],
-    on_event: Callable[[str], None],
+    on_event: Callable[[Kind, Key, int], None],
 ) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"watch-{kind.plural}")
     async def handle(event: Any, **_: Any) -> None:
-        on_event(kind.plural)
         # Events of a list carry no kind.
         obj: Json = {**event["object"], "kind": kind.kind}
-        cache = caches[kind]
+        cache, key = caches[kind], key_of(obj)
+        # kopf watches all kinds in each namespace; of the system's own, only what is asked for there is taken.
+        if not caches.reads(kind, key[0]):
+            return
+        on_event(kind, key, version_of(obj))
         has_changed = cache.remove(obj) if event["type"] == "DELETED" else cache.put(obj)
         if has_changed:
-            for key in concerned(caches, obj):
-                enqueue(key)
+            for endpoint in concerned(caches, obj):
+                enqueue(endpoint)
+
+
+class _Patience:
+    """kopf's delays between attempts of a request: endless, since giving one watch up would end the whole process."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.5, 1, 2), itertools.repeat(MAX_RETRY_S))
+
+
+def scope(namespaces: Collection[str]) -> dict[str, Any]:
+    """What kopf is told to watch: the whole cluster, or some namespaces and the one that gateways run in."""
+    if not namespaces:
+        return {"clusterwide": True}
+    return {"namespaces": sorted({*namespaces, names.SYSTEM_NAMESPACE})}
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -68,7 +98,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = [1, 1, 2, 3, 5, 8, 13]
+    settings.networking.error_backoffs = _Patience()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.inactivity_timeout = 70

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from emberline_operator.cluster.caches import Key
-from emberline_operator.errors import ClusterError, ConflictError
+from emberline_operator.errors import ClusterError, ConflictError, LostLeadershipError
 from emberline_operator.reconcile.schedule import Schedule, retry_delay_s
 
 _log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class Queue:
         self._schedule: Schedule[Key] = Schedule()
         self._in_a_row: dict[Key, int] = {}
         self._wake = asyncio.Event()
+        self._is_closing = False
+        self._idle = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._schedule) + self._schedule.num_running
@@ -45,12 +47,25 @@ class Queue:
         self._schedule.add(key, self._clock() + delay_s)
         self._wake.set()
 
+    async def close(self, timeout_s: float) -> bool:
+        """Begin no more passes, and wait until those that run have ended. False if that took too long."""
+        self._is_closing = True
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._schedule.num_running:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def run(self, num_workers: int) -> None:
-        """Work until cancelled."""
+        """Work until cancelled. Raises LostLeadershipError, in a group, when a pass meets one."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wake.clear()
-                while self._schedule.num_running < num_workers:
+                while self._schedule.num_running < num_workers and not self._is_closing:
                     key = self._schedule.take(self._clock())
                     if key is None:
                         break
@@ -58,7 +73,8 @@ class Queue:
                 await self._rest(num_workers)
 
     async def _rest(self, num_workers: int) -> None:
-        due_s = self._schedule.next_due_s() if self._schedule.num_running < num_workers else None
+        may_begin = self._schedule.num_running < num_workers and not self._is_closing
+        due_s = self._schedule.next_due_s() if may_begin else None
         timeout_s = None if due_s is None else max(0.0, due_s - self._clock())
         try:
             async with asyncio.timeout(timeout_s):
@@ -69,6 +85,9 @@ class Queue:
     async def _process(self, key: Key) -> None:
         try:
             outcome = await self._work(key)
+        except LostLeadershipError:
+            # Nobody may go on from here: it ends the process.
+            raise
         except ConflictError as error:
             _log.info("pass of %s: %s; looking again", "/".join(key), error)
             self._slow_down(key)
@@ -84,6 +103,7 @@ class Queue:
         finally:
             self._schedule.done(key)
             self._wake.set()
+            self._idle.set()
 
     def _slow_down(self, key: Key) -> None:
         self._in_a_row[key] = self._in_a_row.get(key, 0) + 1

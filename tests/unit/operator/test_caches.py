@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
@@ -9,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberline_contract import names
-from emberline_operator.cluster.caches import Cache, Caches
+from emberline_operator.cluster.caches import MAX_GONE, Cache, Caches
 from emberline_operator.cluster.kinds import CLAIMS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS, SERVICES, trimmed
-from emberline_operator.handlers.watches import concerned, kopf_settings
+from emberline_operator.handlers.watches import concerned, kopf_settings, scope
 from support.operator_objects import entry, make_endpoint
 
 
@@ -31,8 +33,9 @@ def test_a_newer_version_replaces_and_an_older_one_does_not() -> None:
     assert cache.put(obj(5))
     assert not cache.put(obj(5)), "known already"
     assert not cache.put(obj(4))
-    assert cache.put(obj(10)), "as a number, not as a text"
-    assert cache.get(KEY) == obj(10)
+    newer = {**obj(10), "spec": {}}
+    assert cache.put(newer), "as a number, not as a text"
+    assert cache.get(KEY) == newer
     assert len(cache) == 1
 
 
@@ -52,10 +55,97 @@ def test_a_list_heals_what_a_watch_lost() -> None:
     for name in ("lost", "kept", "newer"):
         cache.put(obj(5, name))
     cache.put(obj(21, "newer"))
-    changed = cache.absorb([obj(5, "kept"), obj(8, "added")], version=20)
-    assert [o["metadata"]["name"] for o in changed] == ["lost", "added"]
+    told = cache.absorb([obj(5, "kept"), obj(8, "added")], version=20)
+    assert [o["metadata"]["name"] for o in told.changed] == ["lost", "added"]
+    assert told.news == {("team", "added"): 8}
+    assert told.present == {("team", "kept"), ("team", "added")}
+    assert told.has_lost
     assert {o["metadata"]["name"] for o in cache} == {"kept", "newer", "added"}, "what came after the list stays"
-    assert cache.absorb([obj(5, "kept"), obj(8, "added"), obj(21, "newer")], version=30) == []
+    told = cache.absorb([obj(5, "kept"), obj(8, "added"), obj(21, "newer")], version=30)
+    assert (told.changed, told.news, told.has_lost) == ([], {}, False)
+
+
+def test_a_list_of_a_namespace_says_nothing_of_others() -> None:
+    cache = Cache()
+    cache.put(obj(5, "mine"))
+    cache.put(obj(5, "theirs", "other"))
+    cache.put(obj(6, "gone", "other"))
+    cache.remove(obj(7, "gone", "other"))
+    told = cache.absorb([], version=20, namespace="team")
+    assert [o["metadata"]["name"] for o in told.changed] == ["mine"]
+    assert [o["metadata"]["name"] for o in cache] == ["theirs"]
+    assert not cache.put(obj(6, "gone", "other")), "its deletion is remembered until a list of its own namespace"
+
+
+def test_what_is_only_touched_is_no_news() -> None:
+    cache = Cache()
+    first = {**obj(5), "spec": {"selector": {"a": "b"}}}
+    first["metadata"]["managedFields"] = []
+    assert cache.put(first)
+    before = cache.get(KEY)
+    touched = {**first, "metadata": {**first["metadata"], "resourceVersion": "6", "managedFields": [entry("x", {})]}}
+    assert not cache.put(touched), "a field that no decision looks at"
+    after = cache.get(KEY)
+    assert after is not None
+    assert after["metadata"]["resourceVersion"] == "6", "the next write must name it"
+    assert before is not None
+    assert before["metadata"]["resourceVersion"] == "5", "a snapshot of then is not changed"
+    told = cache.absorb([{**touched, "metadata": {**touched["metadata"], "resourceVersion": "7"}}], version=9)
+    assert told.changed == []
+    assert told.news == {KEY: 7}, "the watch has to tell it nevertheless"
+    assert cache.put({**touched, "metadata": {**touched["metadata"], "resourceVersion": "8"}, "spec": {}})
+
+
+def test_deletions_are_not_remembered_for_ever() -> None:
+    cache = Cache()
+    for number in range(10 * MAX_GONE):
+        name = f"pod-{number}"
+        cache.put(obj(2 * number + 1, name))
+        cache.remove(obj(2 * number + 2, name))
+        if number > MAX_GONE:
+            assert not cache.put(obj(2 * number + 1, name)), "a recent one is"
+    assert len(cache) == 0
+    assert len(cache._gone) <= MAX_GONE
+    assert not cache._by_endpoint
+
+
+def test_words_of_many_objects_are_kept_once() -> None:
+    cache = Cache()
+    for name in "ab":
+        cache.put(json.loads(json.dumps({**obj(1, name), "spec": {"type": "a word", "list": ["another word"]}})))
+    first, second = cache
+    assert first["spec"]["type"] is second["spec"]["type"]
+    assert first["spec"]["list"][0] is second["spec"]["list"][0]
+    assert next(iter(first["spec"])) is next(iter(second["spec"]))
+
+
+def test_only_the_namespaces_that_are_watched_are_read() -> None:
+    everything, some = Caches(), Caches(["team", "b"])
+    assert everything.reads(PODS, "any")
+    assert some.reads(PODS, "team")
+    assert some.reads(REGIONS, ""), "cluster-scoped kinds always"
+    assert not some.reads(PODS, "other")
+    assert some.reads(PODS, names.SYSTEM_NAMESPACE), "gateways run there"
+    assert not some.reads(ENDPOINTS, names.SYSTEM_NAMESPACE)
+
+
+async def test_lists_stay_in_those_namespaces() -> None:
+    asked: list[str] = []
+
+    class Listing:
+        async def request(self, method: str, path: str, *, query: Any) -> Any:
+            asked.append(path)
+            namespace = path.split("/")[4] if "/namespaces/" in path else ""
+            items = [{"metadata": {"name": "a", "namespace": namespace, "resourceVersion": "3"}}]
+            return {"items": items, "metadata": {"resourceVersion": "9"}}
+
+    caches = Caches(["team", "b"])
+    told = await caches.refresh(Listing(), PODS)  # type: ignore[arg-type]
+    assert asked == [f"/api/v1/namespaces/{name}/pods" for name in ("b", names.SYSTEM_NAMESPACE, "team")]
+    assert told.present == {("b", "a"), ("team", "a"), (names.SYSTEM_NAMESPACE, "a")} == set(told.news)
+    assert len(told.changed) == len(caches[PODS]) == 3
+    await caches.refresh(Listing(), REGIONS)  # type: ignore[arg-type]
+    assert asked[-1] == REGIONS.path()
 
 
 def test_objects_are_found_by_their_endpoint() -> None:
@@ -99,14 +189,14 @@ def test_only_what_decisions_look_at_is_kept() -> None:
     pod = {
         "kind": "Pod",
         "metadata": {"name": "a", "managedFields": dated},
-        "spec": {"volumes": [], "containers": [{"env": [{"value": "secret"}]}]},
+        "spec": {"volumes": [], "containers": [{"env": [{"value": "secret"}], "resources": {"limits": {}}}]},
         "status": {"phase": "Running", "hostIP": "x"},
     }
     assert trimmed(pod) == {
         "kind": "Pod",
         "metadata": {"name": "a"},
-        "spec": {"volumes": []},
-        "status": {"phase": "Running"},
+        "spec": {"volumes": [], "containers": [{"resources": {"limits": {}}}]},
+        "status": {"phase": "Running", "conditions": []},
     }
     claim = {
         "kind": "PersistentVolumeClaim",
@@ -147,6 +237,12 @@ def test_paths_and_selectors() -> None:
     settings = kopf_settings()
     assert settings.peering.standalone
     assert not settings.posting.enabled
+    backoffs = settings.networking.error_backoffs
+    assert not isinstance(backoffs, float)
+    for _ in range(2):
+        assert len(list(itertools.islice(backoffs, 1000))) == 1000, "no watch is ever given up, nor its second failure"
+    assert scope(()) == {"clusterwide": True}
+    assert scope(["team"]) == {"namespaces": [names.SYSTEM_NAMESPACE, "team"]}
     selectors = settings.watching.label_selectors
     assert selectors["", "v1", "services"] == SERVICES.selector
     assert names.GATEWAY_NAME in PODS.selector

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberline_operator.errors import ConflictError, UnavailableError
+from emberline_operator.errors import ConflictError, LostLeadershipError, UnavailableError
 from emberline_operator.reconcile.queue import MAX_BUSY_PASSES, Outcome, Queue
 from emberline_operator.reconcile.schedule import FIRST_RETRY_S, LAST_RETRY_S, Schedule, retry_delay_s
 
@@ -194,3 +194,61 @@ async def test_keys_run_side_by_side_up_to_the_number_of_workers() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_closed_queue_begins_nothing_and_waits_for_what_runs() -> None:
+    begun: list[tuple[str, str]] = []
+    release = asyncio.Event()
+
+    async def work(key: tuple[str, str]) -> Outcome:
+        begun.append(key)
+        await release.wait()
+        return Outcome(has_written=True)
+
+    queue = Queue(work, lambda: 0.0)
+    for number in range(5):
+        queue.enqueue(("team", str(number)))
+    task = asyncio.create_task(queue.run(2))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(begun) == 2
+    assert not await queue.close(0.0), "two run"
+    closing = asyncio.create_task(queue.close(60))
+    await asyncio.sleep(0)
+    assert not closing.done()
+    release.set()
+    assert await closing
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(begun) == 2, "neither the rest, nor again what has written"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_queue_that_never_ran_closes_at_once() -> None:
+    queue = Queue(lambda _: asyncio.sleep(0, Outcome()), lambda: 0.0)
+    queue.enqueue(KEY)
+    assert await queue.close(0.0)
+
+
+async def test_a_lost_leadership_ends_the_queue_with_all_that_runs() -> None:
+    cut: list[str] = []
+
+    async def work(key: tuple[str, str]) -> Outcome:
+        if key == KEY:
+            raise LostLeadershipError("gone")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cut.append(key[1])
+            raise
+        raise AssertionError
+
+    queue = Queue(work, lambda: 0.0)
+    queue.enqueue(("team", "other"))
+    queue.enqueue(KEY)
+    with pytest.raises(ExceptionGroup) as raised:
+        await queue.run(4)
+    assert raised.group_contains(LostLeadershipError)
+    assert cut == ["other"]

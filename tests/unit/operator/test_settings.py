@@ -1,13 +1,12 @@
-"""Settings, health, metrics and the API's errors."""
+"""Settings and the API's errors."""
 
 from __future__ import annotations
 
 import json
 
-import aiohttp
 import pytest
 
-from emberline_contract import http, metrics, names
+from emberline_contract import names
 from emberline_operator.cluster.api import _converted
 from emberline_operator.errors import (
     ClusterError,
@@ -17,8 +16,7 @@ from emberline_operator.errors import (
     SettingsError,
     UnavailableError,
 )
-from emberline_operator.health import Liveness, Metrics, serve
-from emberline_operator.settings import DEFAULT_PUBLIC_URL, Settings
+from emberline_operator.settings import DEFAULT_PUBLIC_URL, LeaseTimes, Settings
 
 IMAGE = {names.ENV_RUNTIME_IMAGE: "engine:1"}
 
@@ -29,12 +27,23 @@ def test_defaults() -> None:
     assert settings.install.public_url == DEFAULT_PUBLIC_URL == "http://emberline-gateway.emberline-system.svc:8080"
     assert settings.host == "127.0.0.1"
     assert str(settings.admin_token_path) == names.ADMIN_TOKEN_PATH
+    assert settings.pod_name == names.OPERATOR_NAME
+    assert settings.watch_namespaces == (), "all"
+    assert settings.lease == LeaseTimes(duration_s=15, renew_deadline_s=10, retry_s=2, request_timeout_s=3, drain_s=10)
 
 
 def test_the_environment_is_read() -> None:
     settings = Settings.from_environ(
-        {**IMAGE, names.ENV_PUBLIC_URL: "https://llm.example/", names.ENV_POD_IP: "10.1.2.3"}
+        {
+            **IMAGE,
+            names.ENV_PUBLIC_URL: "https://llm.example/",
+            names.ENV_POD_IP: "10.1.2.3",
+            names.ENV_POD_NAME: "operator-1",
+            names.ENV_WATCH_NAMESPACES: "team-b, team-a,team-b",
+        }
     )
+    assert settings.pod_name == "operator-1"
+    assert settings.watch_namespaces == ("team-b", "team-a")
     assert settings.install.public_url == "https://llm.example"
     assert settings.host == "10.1.2.3"
 
@@ -48,41 +57,17 @@ def test_the_environment_is_read() -> None:
             {**IMAGE, names.ENV_PUBLIC_URL: "llm.example"},
             "EMBERLINE_PUBLIC_URL is 'llm.example'; it must begin with http://",
         ),
+        (
+            {**IMAGE, names.ENV_WATCH_NAMESPACES: "team,"},
+            "EMBERLINE_WATCH_NAMESPACES has the namespace ''; write names of",
+        ),
+        ({**IMAGE, names.ENV_WATCH_NAMESPACES: "Team"}, "has the namespace 'Team'"),
+        ({**IMAGE, names.ENV_WATCH_NAMESPACES: "a" * 64}, "at most 63 lower-case letters"),
     ],
 )
 def test_what_cannot_be_used_is_named(environ: dict[str, str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         Settings.from_environ(environ)
-
-
-def test_healthy_while_lists_succeed() -> None:
-    now = [0.0]
-    liveness = Liveness(lambda: now[0], list_period_s=10)
-    assert not liveness.is_healthy(), "before the first list"
-    liveness.on_list()
-    liveness.on_event("pods")
-    now[0] = 29
-    assert liveness.is_healthy()
-    assert liveness.report() == {"healthy": True, "last_list_age_s": 29.0, "last_event_age_s": {"pods": 29.0}}
-    now[0] = 31
-    assert not liveness.is_healthy()
-
-
-async def test_health_and_metrics_are_served() -> None:
-    now = [0.0]
-    liveness, counted = Liveness(lambda: now[0], list_period_s=10), Metrics()
-    counted.on_write("Deployment", "apply")
-    async with serve(["127.0.0.1"], 0, liveness, counted.registry) as port, aiohttp.ClientSession() as session:
-        base = f"http://127.0.0.1:{port}"
-        async with session.get(f"{base}/healthz") as answer:
-            assert answer.status == 503
-        liveness.on_list()
-        async with session.get(f"{base}/healthz") as answer:
-            assert answer.status == 200
-            assert (await answer.json())["healthy"] is True
-        async with session.get(base + http.METRICS) as answer:
-            text = await answer.text()
-    assert f'{metrics.OPERATOR_WRITES}_total{{kind="Deployment",verb="apply"}} 1.0' in text
 
 
 @pytest.mark.parametrize(

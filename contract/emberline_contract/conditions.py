@@ -128,6 +128,8 @@ class Reason(StrEnum):
     whose it is."""
     DEMAND_UNKNOWN = "DemandUnknown"
     """A gateway cannot be asked, so nothing is scaled down."""
+    SCALED_BY_OTHERS = "ScaledByOthers"
+    """A HorizontalPodAutoscaler that is not Emberline's scales the same engines; the message names it."""
     # RolloutBlocked
     NOT_BLOCKED = "NotBlocked"
     """Nothing keeps the newest generation from the engines."""

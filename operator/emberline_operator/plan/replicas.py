@@ -1,4 +1,4 @@
-"""Who writes `spec.replicas` of a child Deployment (design 3, rules 1 and 2).
+"""The hand-over of `spec.replicas` of a child Deployment (design 3, replica rule 1), and its writes.
 
 Server-side apply *without* replicas creates one pod, and dropping an owned `replicas` resets it to 1 unless somebody else owns
 it too. So: the operator creates with the number, `emberline-scale` applies that number alone, and only when managedFields
@@ -8,7 +8,7 @@ show another owner does the operator leave the field out. A crash in between lea
 from __future__ import annotations
 
 from emberline_contract import names
-from emberline_contract.resources import ScalingSpec
+from emberline_contract.resources import InferenceEndpointSpec, ScalingSpec
 from emberline_operator.plan.actions import Apply, Scale
 from emberline_operator.snapshot import Json, Ref
 
@@ -16,6 +16,20 @@ from emberline_operator.snapshot import Json, Ref
 def first_replicas(scaling: ScalingSpec) -> int:
     """Replicas of a Deployment that is created now."""
     return max(scaling.min_replicas, scaling.initial_replicas)
+
+
+def created_with(spec: InferenceEndpointSpec) -> int:
+    """Replicas of a Deployment that is created now. What is stopped by hand is created stopped."""
+    if spec.scaling.via == "External" and spec.replicas is not None:
+        return spec.replicas
+    return max(spec.scaling.min_replicas, spec.scaling.initial_replicas)
+
+
+def applied_replicas(live: Json | None, spec: InferenceEndpointSpec) -> int | None:
+    """What the operator's apply says about replicas; None leaves the field out."""
+    if live is None:
+        return created_with(spec)
+    return None if others_own_replicas(live) else replicas_of(live)
 
 
 def replicas_of(live: Json) -> int:

@@ -1,0 +1,239 @@
+"""How many engines a region has, and who says so (design 3: who writes replicas, rules 2 to 5).
+
+| mode | 0 -> 1 | 0 -> floor, n -> 0 | the rest |
+|---|---|---|---|
+| HPA | gateway | operator | HorizontalPodAutoscaler |
+| Operator | gateway | operator | operator, by the autoscaler's formula |
+| External | nobody | operator, as `spec.replicas` says | operator, as `spec.replicas` says |
+
+Whoever writes is alone: the operator deletes its autoscaler and looks whether it is gone before it writes what the autoscaler
+would have written. n -> 0 is a handshake with the gateways but where a user stops the endpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from emberline_contract import names
+from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.decision import RegionPlacement
+from emberline_operator.desired.child import Child
+from emberline_operator.desired.hpa import make_hpa
+from emberline_operator.plan.actions import Action, Apply, Ask, Delete, FillReplicas, Scale, Sleep
+from emberline_operator.plan.conditions import Verdict
+from emberline_operator.plan.follow import LOOK_S, follow
+from emberline_operator.plan.idle import Idleness, judge_idleness
+from emberline_operator.plan.ownership import needs_write
+from emberline_operator.plan.readiness import awake_since
+from emberline_operator.plan.replicas import replicas_of, scale_to
+from emberline_operator.plan.scaling_verdict import Scaled, judge_scaling
+from emberline_operator.plan.via import HPA_KIND, Via, is_own
+from emberline_operator.snapshot import Json, PodState, Recommendation, Ref, Snapshot
+
+BUSY_RETRY_S: Final = 10.0
+GONE_POLL_S: Final = 15.0
+"""Nobody tells when somebody else's autoscaler goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """What is done about one region's replicas."""
+
+    verdict: Verdict
+    """The condition ScalingActive, as far as this region is concerned."""
+    actions: tuple[Action, ...] = ()
+    recommendations: tuple[Recommendation, ...] | None = None
+    """What the next pass shall find in its snapshot; None: the region is not in it."""
+    check_in_s: float | None = None
+    """When to look again although nothing happened."""
+    last_active: datetime | None = None
+    """When a gateway last saw a request, as far as known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is looked at."""
+
+    spec: InferenceEndpointSpec
+    seen: Snapshot
+    placement: RegionPlacement
+    live: Json
+    hpa: Json | None
+    """Ours."""
+    via: Via
+    now: datetime
+    pods: tuple[PodState, ...]
+    """The region's."""
+    idleness: Idleness | None = None
+
+    @property
+    def replicas(self) -> int:
+        return replicas_of(self.live)
+
+    @property
+    def floor(self) -> int:
+        return self.spec.scaling.min_replicas
+
+    @property
+    def may_grow(self) -> bool:
+        return self.placement.may_start and self.placement.is_wanted
+
+    @property
+    def wants_hpa(self) -> bool:
+        return self.via.mode == "HPA" and self.may_grow
+
+    @property
+    def hpa_ref(self) -> Ref:
+        return Ref(HPA_KIND, str(self.live["metadata"]["name"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How many engines there should be, and why."""
+
+    replicas: int
+    why: str
+    is_sleep: bool = False
+    """Only if all gateways agree."""
+
+
+def plan_scaling(
+    spec: InferenceEndpointSpec,
+    seen: Snapshot,
+    placement: RegionPlacement,
+    live: Json,
+    hpa: Json | None,
+    via: Via,
+    now: datetime,
+    *,
+    is_busy: bool = False,
+) -> ScalePlan | Ask:
+    """The writes of replicas and of the autoscaler. `live` is the region's Deployment, `hpa` our autoscaler of it if there is one.
+
+    `is_busy`: this pass writes the Deployment, which moves its resourceVersion; replicas then wait for the next pass.
+    """
+    pods = tuple(pod for pod in seen.pods if pod.region == placement.region)
+    case = _Case(spec, seen, placement, live, hpa, via, now, pods)
+    looked_up = seen.looked_up.get(case.hpa_ref)
+    if hpa is None and looked_up is not None and is_own(looked_up, seen):
+        case = replace(case, hpa=looked_up)
+    if case.replicas > 0 and via.mode != "External":
+        demand = seen.demands.get(placement.region)
+        if demand is None:
+            return Ask(demand_of=placement.region)
+        case = replace(
+            case,
+            idleness=judge_idleness(
+                demand, idle_after_s=spec.scaling.idle_after_s, awake_since=awake_since(pods, live), now=now
+            ),
+        )
+    return _plan(case, is_busy=is_busy)
+
+
+def _plan(case: _Case, *, is_busy: bool) -> ScalePlan | Ask:
+    wish, recommendations = _wish(case)
+    # Until the autoscaler is seen gone nobody else writes.
+    is_free = case.wants_hpa or case.hpa is None
+    is_write = wish is not None and is_free and not is_busy
+    ref, is_known = case.hpa_ref, case.hpa is not None or case.hpa_ref in case.seen.looked_up
+    if not is_known and (case.wants_hpa or is_write):
+        return Ask(objects=frozenset({ref}))
+    stranger = case.seen.looked_up.get(ref) if case.hpa is None else None
+    actions = [] if stranger else _autoscaler(case)
+    if is_write and wish is not None:
+        actions.append(_write(case, wish))
+    if case.via.mode == "External" and case.spec.replicas is None:
+        version = str(case.seen.endpoint["metadata"]["resourceVersion"])
+        why = f"fill spec.replicas, which scaling.via External needs, with what runs: {case.replicas}"
+        actions.append(FillReplicas(case.replicas, version, why))
+    verdict = judge_scaling(
+        Scaled(case.spec, case.placement, case.via, case.replicas, case.hpa, stranger, case.idleness)
+    )
+    last_active = case.idleness.last_active if case.idleness else None
+    return ScalePlan(
+        verdict, tuple(actions), recommendations, _check_in_s(case, stranger, recommendations), last_active
+    )
+
+
+def _autoscaler(case: _Case) -> list[Action]:
+    """Bring our autoscaler to be as it should be, or not to be."""
+    ref, hpa = case.hpa_ref, case.hpa
+    if hpa is not None and "deletionTimestamp" in hpa["metadata"]:
+        return []
+    if not case.wants_hpa:
+        if hpa is None:
+            return []
+        why = f"scaling is via {case.via.mode}" if case.may_grow else "the region may not grow"
+        return [Delete(ref, str(hpa["metadata"]["uid"]), f"delete {ref}: {why}")]
+    child = Child(case.seen.namespace, case.seen.name, case.seen.uid, case.placement.region)
+    body = make_hpa(child, case.spec, has_tolerance=case.seen.features.hpa_tolerance)
+    if hpa is None:
+        return [Apply(body, names.OPERATOR_MANAGER, f"create {ref}")]
+    if not needs_write(hpa, body, names.OPERATOR_MANAGER):
+        return []
+    return [
+        Apply(
+            {**body, "metadata": {**body["metadata"], "uid": hpa["metadata"]["uid"]}},
+            names.OPERATOR_MANAGER,
+            f"update {ref}",
+        )
+    ]
+
+
+def _wish(case: _Case) -> tuple[_Wish | None, tuple[Recommendation, ...] | None]:
+    """What the operator would write, if it may, and what it remembers of the demand."""
+    wish, recommendations = _by_mode(case)
+    if case.may_grow:
+        return wish, recommendations
+    alive = _alive(case)
+    if min(case.replicas, wish.replicas if wish else case.replicas) > alive:
+        return _Wish(alive, "no engine may be started in the region now"), recommendations
+    return (wish if wish is not None and wish.replicas < case.replicas else None), recommendations
+
+
+def _by_mode(case: _Case) -> tuple[_Wish | None, tuple[Recommendation, ...] | None]:
+    scaling, replicas = case.spec.scaling, case.replicas
+    if case.via.mode == "External":
+        wanted = replicas if case.spec.replicas is None else case.spec.replicas
+        return _unless_same(case, wanted, f"spec.replicas is {wanted}"), None
+    if replicas == 0:
+        return _unless_same(case, case.floor, f"fewer than scaling.minReplicas {case.floor}"), None
+    assert case.idleness is not None
+    if case.idleness.is_idle and case.floor == 0:
+        return _Wish(0, f"no request for scaling.idleAfter {scaling.idle_after}", is_sleep=True), None
+    if case.via.mode == "HPA":
+        return None, None
+    followed = follow(
+        case.spec, case.seen, case.placement.region, replicas, case.now,
+        is_known=not case.idleness.unknown, is_up=awake_since(case.pods, case.live) is not None,
+    )  # fmt: skip
+    return _unless_same(case, followed.replicas, followed.why), followed.recommendations
+
+
+def _unless_same(case: _Case, replicas: int, why: str) -> _Wish | None:
+    return None if replicas == case.replicas else _Wish(replicas, why)
+
+
+def _alive(case: _Case) -> int:
+    """Engines that have a node and had it before it became unknown where the region is: those that stay."""
+    decision = case.placement.decision
+    since = decision.unknown_since if decision else None
+    return sum(bool(pod.node) and not pod.terminating and (since is None or pod.created <= since) for pod in case.pods)
+
+
+def _write(case: _Case, wish: _Wish) -> Scale | Sleep:
+    scale = scale_to(case.live, wish.replicas, wish.why)
+    if not wish.is_sleep:
+        return scale
+    return Sleep(case.placement.region, scale, retry_s=min(BUSY_RETRY_S, case.spec.scaling.idle_after_s))
+
+
+def _check_in_s(case: _Case, stranger: Json | None, recommendations: tuple[Recommendation, ...] | None) -> float | None:
+    times = [case.idleness.check_in_s] if case.idleness else []
+    if recommendations is not None:
+        times.append(LOOK_S)
+    if stranger is not None and case.wants_hpa:
+        times.append(GONE_POLL_S)
+    return min(times, default=None)

@@ -1,0 +1,136 @@
+"""The condition ScalingActive: whether replicas follow what they should follow, and what to do if they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emberline_contract.conditions import ConditionType, Reason
+from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.decision import RegionPlacement
+from emberline_operator.plan.conditions import Truth, Verdict
+from emberline_operator.plan.idle import Idleness
+from emberline_operator.plan.via import Via
+from emberline_operator.snapshot import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What is known of one region's scaling."""
+
+    spec: InferenceEndpointSpec
+    placement: RegionPlacement
+    via: Via
+    replicas: int
+    hpa: Json | None
+    stranger: Json | None
+    """Somebody else's autoscaler that has our autoscaler's name."""
+    idleness: Idleness | None
+
+
+def judge_scaling(scaled: Scaled) -> Verdict:
+    """The verdict on one region."""
+    if not (scaled.placement.may_start and scaled.placement.is_wanted):
+        message = f"no engine is added in region {scaled.placement.region}: {scaled.placement.message}"
+        return _verdict("False", Reason.NOT_PLACED, message)
+    if scaled.via.mode == "External":
+        return _external(scaled)
+    if scaled.stranger is not None:
+        return _by_others(f"{_name(scaled.stranger)} is not Emberline's and has the name of its autoscaler")
+    scaling = scaled.spec.scaling
+    if scaled.via.mode == "HPA":
+        trouble = _hpa_trouble(scaled.hpa) if scaled.hpa else None
+        if trouble is not None:
+            return trouble
+    if scaled.via.reason is Reason.METRICS_UNAVAILABLE:
+        message = (
+            f"scaling.via is HPA, and {scaled.via.message}. Meanwhile the operator follows demand by the same formula;"
+            " set scaling.via to Auto or Operator if that is as it should be"
+        )
+        return _verdict("False", Reason.METRICS_UNAVAILABLE, message)
+    if scaled.replicas == 0 and scaling.min_replicas == 0:
+        return _verdict("True", Reason.SCALED_TO_ZERO, "the first request wakes the endpoint")
+    if scaled.idleness is not None and scaled.idleness.unknown:
+        return _verdict(
+            "Unknown" if scaled.idleness.has_gateway else "False", Reason.DEMAND_UNKNOWN, scaled.idleness.unknown
+        )
+    if scaling.min_replicas == scaling.max_replicas:
+        return _verdict("True", Reason.FIXED_REPLICAS, f"always {scaling.max_replicas}: minReplicas = maxReplicas")
+    return _following(scaled)
+
+
+def join_verdicts(by_region: Sequence[tuple[str, Verdict]]) -> Verdict:
+    """One verdict for all regions: the worst one, with its region's name if there are several."""
+    if not by_region:
+        return _verdict("Unknown", Reason.PENDING, "there is nothing to scale yet")
+    region, worst = min(by_region, key=lambda item: _rank(item[1]))
+    alike = {verdict.message for _, verdict in by_region}
+    if len(alike) == 1:
+        return worst
+    return _verdict(worst.status, worst.reason, f"region {region}: {worst.message}")
+
+
+def _rank(verdict: Verdict) -> int:
+    order = {"False": 0, "Unknown": 1, "True": 2}[verdict.status]
+    return order + (verdict.reason is Reason.SCALED_TO_ZERO)
+
+
+def _external(scaled: Scaled) -> Verdict:
+    wanted = scaled.spec.replicas
+    if wanted is None:
+        return _verdict("Unknown", Reason.PENDING, f"spec.replicas is being filled with what runs: {scaled.replicas}")
+    if wanted == 0:
+        message = "spec.replicas is 0: no engine runs and requests are refused until it is raised"
+        return _verdict("True", Reason.STOPPED, message)
+    return _verdict("True", Reason.EXTERNAL, f"spec.replicas decides: {wanted}; Emberline changes it not")
+
+
+def _following(scaled: Scaled) -> Verdict:
+    scaling = scaled.spec.scaling
+    end = f"; {scaling.idle_after} without any request put it to zero" if scaling.min_replicas == 0 else ""
+    span = f"between {max(1, scaling.min_replicas)} and {scaling.max_replicas} engines follow demand{end}"
+    if scaled.via.mode == "Operator":
+        why = f" ({scaled.via.message})" if scaled.via.message else ""
+        return _verdict("True", Reason.FOLLOWS_DEMAND, f"by the operator{why}: {span}")
+    if scaled.hpa is None:
+        return _verdict("Unknown", Reason.PENDING, "the HorizontalPodAutoscaler is being created")
+    limit = _condition(scaled.hpa, "ScalingLimited")
+    if limit.get("status") == "True" and limit.get("reason") == "TooManyReplicas":
+        span += "; demand asks for more than scaling.maxReplicas"
+    return _verdict("True", Reason.FOLLOWS_HPA, f"by the {_name(scaled.hpa)}: {span}")
+
+
+def _hpa_trouble(hpa: Json) -> Verdict | None:
+    """What the autoscaler itself says is wrong. At zero replicas it does nothing, which is as it should be."""
+    active = _condition(hpa, "ScalingActive")
+    if active.get("status") == "False" and active.get("reason") != "ScalingDisabled":
+        if active.get("reason") == "AmbiguousSelector":
+            return _by_others(f"the autoscaler stands still: {active.get('message', '')}")
+        message = f"{_name(hpa)} gets no metrics, so replicas stay as they are: {active.get('message', '')}"
+        return _verdict("False", Reason.METRICS_UNAVAILABLE, message)
+    able = _condition(hpa, "AbleToScale")
+    if able.get("status") == "False" and able.get("reason") == "FailedGetScale":
+        message = f"{_name(hpa)} cannot read the scale of its Deployment: {able.get('message', '')}"
+        return _verdict("False", Reason.METRICS_UNAVAILABLE, message)
+    return None
+
+
+def _by_others(what: str) -> Verdict:
+    message = (
+        f"{what}. Two autoscalers of the same engines stop each other: delete the other one, or set scaling.via to External and"
+        " let it scale the InferenceEndpoint"
+    )
+    return _verdict("False", Reason.SCALED_BY_OTHERS, message)
+
+
+def _condition(hpa: Json, kind: str) -> Json:
+    conditions: list[Json] = hpa.get("status", {}).get("conditions", [])
+    return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def _name(hpa: Json) -> str:
+    return f"HorizontalPodAutoscaler {hpa['metadata']['name']}"
+
+
+def _verdict(status: Truth, reason: Reason, message: str) -> Verdict:
+    return Verdict(ConditionType.SCALING_ACTIVE, status, reason, message)

@@ -7,36 +7,20 @@ from typing import Any
 
 import pytest
 import yaml
-from lupa.lua51 import LuaRuntime, lua_type
 
 from emberline_contract import names
 from emberline_contract.conditions import ALWAYS_PRESENT, ConditionType, Reason
+from support.argo_health import CONFIG, KEY, argo_health
 from support.kstatus import Kstatus, compute
 
 GITOPS = Path(__file__).parents[3] / "manifests" / "gitops"
-CONFIG = yaml.safe_load((GITOPS / "argocd" / "argocd-cm.yaml").read_text())
-KEY = f"resource.customizations.health.{names.GROUP}_"
 WORDS = "words of the condition"
 Raw = dict[str, Any]
-
-# Argo CD runs Lua 5.1 with no more than these, unless it is told to trust a script.
-LIBRARIES = {"ipairs", "pairs", "next", "type", "tostring", "tonumber", "select", "unpack", "table"}
-
-
-def argo(kind: str, obj: Raw) -> tuple[str, str]:
-    """Status and message that the shipped script gives, run as Argo CD runs it."""
-    lua = LuaRuntime(unpack_returned_tuples=True, register_eval=False, register_builtins=False)
-    for name in set(lua.globals().keys()) - LIBRARIES:
-        lua.globals()[name] = None
-    lua.globals()["obj"] = lua.table_from(obj, recursive=True)
-    result = lua.execute(CONFIG["data"][KEY + kind])
-    assert lua_type(result) == "table"
-    return result["status"], result["message"]
 
 
 def endpoint(*conditions: tuple[ConditionType, str, str], observed: int | None = 3, **metadata: Any) -> Raw:
     """An endpoint at generation 3 with these conditions besides those that are always there; without any, with no condition."""
-    usual = {kind.value: ("Unknown", "Pending") for kind in ALWAYS_PRESENT} if conditions else {}
+    usual = {kind.value: ("Unknown", Reason.PENDING.value) for kind in ALWAYS_PRESENT} if conditions else {}
     given = {kind.value: (status, reason) for kind, status, reason in conditions}
     listed = [
         {"type": kind, "status": status, "reason": reason, "message": WORDS, "observedGeneration": 3}
@@ -57,7 +41,7 @@ READY, DEGRADED = ConditionType.READY, ConditionType.DEGRADED
 RECONCILING, STALLED = ConditionType.RECONCILING, ConditionType.STALLED
 SERVING = (READY, "True", Reason.SERVING.value)
 ASLEEP = (READY, "True", Reason.SCALED_TO_ZERO.value)
-STOPPED = (READY, "True", "Stopped")
+STOPPED = (READY, "True", Reason.STOPPED.value)
 STARTING = (READY, "False", Reason.STARTING.value)
 WAKING = (READY, "True", Reason.STARTING.value)
 FAILING = (READY, "False", Reason.CONTAINER_FAILED.value)
@@ -82,9 +66,9 @@ TABLE: dict[str, tuple[Raw, str, Kstatus]] = {
     "an engine that fails while others serve": (endpoint(SERVING, FAILED), "Degraded", Kstatus.CURRENT),
     "nothing but engines that fail": (endpoint(FAILING, FAILED), "Degraded", Kstatus.IN_PROGRESS),
     "asleep after a failed start": (endpoint(ASLEEP, FAILED), "Degraded", Kstatus.CURRENT),
-    "refused": (endpoint((READY, "False", "NotAccepted"), WELL, REFUSED), "Degraded", Kstatus.FAILED),
+    "refused": (endpoint((READY, "False", Reason.NOT_ACCEPTED.value), WELL, REFUSED), "Degraded", Kstatus.FAILED),
     "refused, and the last one that was not still serves": (endpoint(SERVING, WELL, REFUSED), "Degraded", Kstatus.FAILED),
-    "not judged yet": (endpoint((READY, "Unknown", "Pending")), "Progressing", Kstatus.IN_PROGRESS),
+    "not judged yet": (endpoint((READY, "Unknown", Reason.PENDING.value)), "Progressing", Kstatus.IN_PROGRESS),
     "being deleted": (endpoint(SERVING, WELL, **DELETED), "Progressing", Kstatus.TERMINATING),
     "being deleted, refused": (endpoint(STARTING, REFUSED, **DELETED), "Progressing", Kstatus.TERMINATING),
     "a newer generation that nobody has seen": (endpoint(SERVING, WELL, observed=2), "Progressing", Kstatus.IN_PROGRESS),
@@ -100,7 +84,7 @@ TABLE: dict[str, tuple[Raw, str, Kstatus]] = {
 @pytest.mark.parametrize("case", TABLE)
 def test_argo_cd(case: str) -> None:
     obj, expected, _ = TABLE[case]
-    status, message = argo(names.ENDPOINT_KIND, obj)
+    status, message = argo_health(names.ENDPOINT_KIND, obj)
     assert status == expected
     assert message
     is_judged = obj.get("status", {}).get("observedGeneration") == 3 and "deletionTimestamp" not in obj["metadata"]
@@ -122,13 +106,13 @@ def test_the_message_is_the_one_of_the_condition_that_decides() -> None:
     obj = endpoint(SERVING, FAILED, ROLLING)
     for condition in obj["status"]["conditions"]:
         condition["message"] = f"of {condition['type']}"
-    assert argo(names.ENDPOINT_KIND, obj) == ("Degraded", "of Degraded")
+    assert argo_health(names.ENDPOINT_KIND, obj) == ("Degraded", "of Degraded")
 
 
 def test_a_region() -> None:
     region: Raw = {"kind": names.REGION_KIND, "metadata": {"name": "eu", "generation": 1}, "spec": {}}
-    assert argo(names.REGION_KIND, region)[0] == "Healthy"
-    assert argo(names.REGION_KIND, {**region, "metadata": {"name": "eu", **DELETED}})[0] == "Progressing"
+    assert argo_health(names.REGION_KIND, region)[0] == "Healthy"
+    assert argo_health(names.REGION_KIND, {**region, "metadata": {"name": "eu", **DELETED}})[0] == "Progressing"
     assert compute(region) is Kstatus.CURRENT
 
 

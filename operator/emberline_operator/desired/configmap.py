@@ -7,19 +7,23 @@ import hashlib
 from emberline_contract import names
 from emberline_contract.engine_config import EngineConfig, EngineOptions
 from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.choice import Choice
 from emberline_operator.desired.child import Child
-from emberline_operator.precision import Precision
 from emberline_operator.snapshot import Json
 
 
-def engine_config(child: Child, spec: InferenceEndpointSpec, precision: Precision) -> EngineConfig:
+def engine_config(child: Child, spec: InferenceEndpointSpec, choice: Choice) -> EngineConfig:
     """What the endpoint's engines are told."""
     options = {field: getattr(spec.engine, field) for field in EngineOptions.model_fields}
+    alias = () if spec.model.served_name is None else (spec.model.served_name,)
+    served = (names.qualified_name(child.namespace, child.endpoint), child.endpoint, *alias)
     return EngineConfig(
         **options,
-        served_names=(names.qualified_name(child.namespace, child.endpoint), child.endpoint),
-        device="cuda" if spec.accelerator.kind == "Nvidia" else "cpu",
-        dtype=precision.dtype,
+        served_names=tuple(dict.fromkeys(served)),
+        device="cpu" if spec.accelerator.kind == "Cpu" else "cuda",
+        dtype=choice.dtype,
+        quantization=choice.quantization,
+        kv_cache_dtype=choice.kv_cache,
         drain_timeout_s=spec.rollout.drain_timeout_s,
     )
 

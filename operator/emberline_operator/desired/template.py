@@ -9,13 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Final
+from typing import Any, Final
 
 from emberline_contract import http, names
+from emberline_contract.pod_template import EnvVar, ResourcesSpec
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.accept import ClaimSource
+from emberline_operator.decision import Decision
 from emberline_operator.desired.child import Child
-from emberline_operator.placement import Placement
+from emberline_operator.desired.image import from_registry
+from emberline_operator.desired.quantity import canonical_quantity
+from emberline_operator.desired.scheduling import node_affinity, spread_over_zones, tolerations
+from emberline_operator.settings import Install
 from emberline_operator.snapshot import Json
 
 PRE_STOP_S: Final = 5
@@ -32,23 +37,39 @@ TMP_SIZE: Final = "1Gi"
 _CONFIG_VOLUME: Final = "config"
 _MODEL_VOLUME: Final = "model"
 _TMP_VOLUME: Final = "tmp"
+_CA_VOLUME: Final = "ca-bundle"
+_SHM_VOLUME: Final = "shared-memory"
+_KEYED_LISTS: Final = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
+"""Lists that server-side apply merges by that key; the order in which the API server keeps them means nothing."""
 
 
-def template_inputs(spec: InferenceEndpointSpec, placement: Placement) -> str:
-    """Hash of everything in the spec that a pod template may depend on.
+def template_inputs(spec: InferenceEndpointSpec, decision: Decision) -> str:
+    """Hash of everything in spec and decision that a pod depends on.
 
-    `serving`, `scaling` and `rollout` are not in it: a change of theirs never replaces a pod. What a template takes from
-    `rollout` (the grace period) follows with the next change of a field that is.
+    `serving`, `scaling`, `replicas` and `rollout` are not in it, but for `restartAt`: a change of theirs never replaces a pod.
+    What a template takes from `rollout` (the grace period) follows with the next change of a field that is. Of `accelerator`
+    and `precision` only what they led to counts. Defaults are left out, so that a field that a later release adds changes no
+    hash.
     """
-    inputs = {
-        "model": spec.model.model_dump(mode="json"),
-        "accelerator": spec.accelerator.model_dump(mode="json"),
-        "precision": spec.precision.model_dump(mode="json"),
-        "engine": spec.engine.model_dump(mode="json"),
-        "region": [placement.region, dict(placement.node_labels)],
-        "nodeSelector": dict(spec.placement.node_selector),
+    choice, placement = decision.choice, spec.placement
+    inputs: dict[str, Any] = {
+        "region": decision.region,
+        "nodeLabels": dict(decision.node_labels),
+        "terms": [[[e.key, e.operator, *e.values] for e in term] for term in choice.terms],
+        "resource": [choice.resource_name, spec.accelerator.count] if choice.resource_name else [],
+        "kind": spec.accelerator.kind,
+        "dtype": choice.dtype,
+        "quantization": choice.quantization,
+        "kvCache": "" if choice.kv_cache == "auto" else choice.kv_cache,
+        "model": {"source": spec.model.source, "servedName": spec.model.served_name},
+        "engine": spec.engine.model_dump(mode="json", exclude_defaults=True),
+        "nodeSelector": dict(placement.node_selector),
+        "tolerations": [t.model_dump(mode="json", exclude_defaults=True) for t in placement.tolerations],
+        "priorityClassName": placement.priority_class_name,
+        "podTemplate": spec.pod_template.model_dump(mode="json", exclude_defaults=True),
+        "restartAt": spec.rollout.restart_at,
     }
-    return digest(inputs)
+    return digest({name: value for name, value in inputs.items() if value})
 
 
 def digest(value: object) -> str:
@@ -61,45 +82,66 @@ def make_template(
     child: Child,
     spec: InferenceEndpointSpec,
     source: ClaimSource,
-    placement: Placement,
+    decision: Decision,
     *,
     image: str,
     configmap: str,
+    install: Install,
 ) -> Json:
-    """The pod template; its annotation carries the hash of the rest."""
+    """The pod template; its annotation carries the hash of the rest. What users add never overrides the operator's own."""
+    extra = spec.pod_template
     pod: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": math.ceil(spec.rollout.drain_timeout_s) + GRACE_BEYOND_DRAIN_S,
-        "containers": [_engine(spec, source, image)],
-        "volumes": [
-            {"name": _CONFIG_VOLUME, "configMap": {"name": configmap}},
-            {"name": _MODEL_VOLUME, "persistentVolumeClaim": {"claimName": source.claim, "readOnly": True}},
-            {"name": _TMP_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": TMP_SIZE}},
-        ],
+        "containers": [_engine(spec, source, decision, image, install)],
+        "volumes": _volumes(spec, source, configmap, install),
+        "affinity": node_affinity(decision),
+        "nodeSelector": dict(spec.placement.node_selector),
+        "tolerations": tolerations(spec),
+        "topologySpreadConstraints": spread_over_zones(child),
+        "priorityClassName": spec.placement.priority_class_name,
+        "serviceAccountName": extra.service_account_name,
+        "imagePullSecrets": [{"name": secret.name} for secret in extra.image_pull_secrets],
+        "runtimeClassName": extra.runtime_class_name,
+        "schedulerName": extra.scheduler_name,
     }
-    if placement.node_labels:
-        pod["affinity"] = _node_affinity(placement)
-    if spec.placement.node_selector:
-        pod["nodeSelector"] = dict(spec.placement.node_selector)
-    if spec.accelerator.kind == "Nvidia":
-        pod["tolerations"] = [{"key": names.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
-    return signed({"metadata": {"labels": child.labels}, "spec": pod})
+    annotations = dict(extra.annotations)
+    if spec.rollout.restart_at is not None:
+        annotations[names.ANNOTATION_RESTARTED_AT] = spec.rollout.restart_at
+    # The API server drops what is empty; so does the template.
+    given = {name: value for name, value in pod.items() if value not in (None, [], {})}
+    return signed({"metadata": {"labels": {**extra.labels, **child.labels}, "annotations": annotations}, "spec": given})
 
 
 def signed(template: Json) -> Json:
     """The template with its own hash as an annotation."""
     metadata = {key: value for key, value in template["metadata"].items() if key != "annotations"}
-    bare = {"metadata": metadata, "spec": template["spec"]}
-    annotations = {names.ANNOTATION_TEMPLATE_HASH: digest(bare)}
+    given = template["metadata"].get("annotations", {})
+    annotations = {key: value for key, value in given.items() if key != names.ANNOTATION_TEMPLATE_HASH}
+    bare = {"metadata": {**metadata, "annotations": annotations}, "spec": template["spec"]}
+    annotations[names.ANNOTATION_TEMPLATE_HASH] = digest(_in_order(bare))
     return {"metadata": {**metadata, "annotations": annotations}, "spec": template["spec"]}
 
 
 def signature(template: Json) -> str:
     """The hash that a template carries."""
+    return annotation_of(template, names.ANNOTATION_TEMPLATE_HASH)
+
+
+def annotation_of(template: Json, name: str) -> str:
+    """One of a template's annotations; empty if it has none of that name."""
     annotations: dict[str, str] = template.get("metadata", {}).get("annotations", {})
-    return annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")
+    return annotations.get(name, "")
+
+
+def image_of(template: Json) -> str:
+    """The engine's image; empty if the template has no engine."""
+    for container in template.get("spec", {}).get("containers", ()):
+        if container.get("name") == names.ENGINE_CONTAINER:
+            return str(container.get("image", ""))
+    return ""
 
 
 def configmap_of(template: Json) -> str:
@@ -110,23 +152,38 @@ def configmap_of(template: Json) -> str:
     return ""
 
 
-def _engine(spec: InferenceEndpointSpec, source: ClaimSource, image: str) -> Json:
-    model: Json = {"name": _MODEL_VOLUME, "mountPath": names.MODELS_PATH, "readOnly": True}
-    if source.folder:
-        model["subPath"] = source.folder
+def _in_order(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _in_order(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        items = [_in_order(inner) for inner in value]
+        return sorted(items, key=lambda item: str(item[_KEYED_LISTS[key]])) if key in _KEYED_LISTS else items
+    return value
+
+
+def _volumes(spec: InferenceEndpointSpec, source: ClaimSource, configmap: str, install: Install) -> list[Json]:
+    volumes: list[Json] = [
+        {"name": _CONFIG_VOLUME, "configMap": {"name": configmap}},
+        {"name": _MODEL_VOLUME, "persistentVolumeClaim": {"claimName": source.claim, "readOnly": True}},
+        {"name": _TMP_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": TMP_SIZE}},
+    ]
+    if install.ca_bundle_configmap:
+        item = {"key": names.CA_BUNDLE_KEY, "path": names.CA_BUNDLE_KEY}
+        bundle = {"name": install.ca_bundle_configmap, "items": [item]}
+        volumes.append({"name": _CA_VOLUME, "configMap": bundle})
+    if spec.pod_template.shared_memory is not None:
+        size = canonical_quantity(spec.pod_template.shared_memory)
+        volumes.append({"name": _SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    return volumes
+
+
+def _engine(spec: InferenceEndpointSpec, source: ClaimSource, decision: Decision, image: str, install: Install) -> Json:
     container: Json = {
         "name": names.ENGINE_CONTAINER,
-        "image": image,
+        "image": from_registry(image, install.image_registry),
         "command": ["python", "-m", "emberline_runtime"],
         "args": ["--config", names.ENGINE_CONFIG_PATH],
-        "env": [
-            {
-                "name": names.ENV_POD_IP,
-                "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}},
-            },
-            # The root file system is read-only; libraries that cache below the home folder find one that is not.
-            {"name": "HOME", "value": TMP_PATH},
-        ],
+        "env": _env(spec, install),
         "ports": [{"name": names.PORT_NAME_HTTP, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
         "startupProbe": _probe(http.READY, period_s=1, failures=START_DEADLINE_S),
         "readinessProbe": _probe(http.READY, period_s=1, failures=2),
@@ -137,15 +194,82 @@ def _engine(spec: InferenceEndpointSpec, source: ClaimSource, image: str) -> Jso
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [
-            {"name": _CONFIG_VOLUME, "mountPath": names.ENGINE_CONFIG_DIR, "readOnly": True},
-            model,
-            {"name": _TMP_VOLUME, "mountPath": TMP_PATH},
-        ],
+        "volumeMounts": _mounts(spec, source, install),
     }
-    if spec.accelerator.kind == "Nvidia":
-        container["resources"] = {"limits": {names.GPU_RESOURCE: str(spec.accelerator.count)}}
+    resources = _resources(spec.pod_template.resources, decision.choice.resource_name, spec.accelerator.count)
+    if resources:
+        container["resources"] = resources
     return container
+
+
+def _mounts(spec: InferenceEndpointSpec, source: ClaimSource, install: Install) -> list[Json]:
+    model: Json = {"name": _MODEL_VOLUME, "mountPath": names.MODELS_PATH, "readOnly": True}
+    if source.folder:
+        model["subPath"] = source.folder
+    mounts: list[Json] = [
+        {"name": _CONFIG_VOLUME, "mountPath": names.ENGINE_CONFIG_DIR, "readOnly": True},
+        model,
+        {"name": _TMP_VOLUME, "mountPath": TMP_PATH},
+    ]
+    if install.ca_bundle_configmap:
+        mounts.append({"name": _CA_VOLUME, "mountPath": names.CA_BUNDLE_DIR, "readOnly": True})
+    if spec.pod_template.shared_memory is not None:
+        mounts.append({"name": _SHM_VOLUME, "mountPath": names.SHARED_MEMORY_PATH})
+    return mounts
+
+
+def _env(spec: InferenceEndpointSpec, install: Install) -> list[Json]:
+    """The operator's own, the user's, and of the installation's defaults those that the user has not set."""
+    own: list[Json] = [
+        {
+            "name": names.ENV_POD_IP,
+            "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}},
+        },
+        # The root file system is read-only; libraries that cache below the home folder find one that is not.
+        {"name": "HOME", "value": TMP_PATH},
+    ]
+    bundle = f"{names.CA_BUNDLE_DIR}/{names.CA_BUNDLE_KEY}" if install.ca_bundle_configmap else ""
+    defaults = {
+        "HTTP_PROXY": install.http_proxy,
+        "HTTPS_PROXY": install.https_proxy,
+        "NO_PROXY": install.no_proxy,
+        "HF_ENDPOINT": install.hf_endpoint,
+        # OpenSSL's own variable, and that of the library `requests`, which has a bundle of its own.
+        "SSL_CERT_FILE": bundle,
+        "REQUESTS_CA_BUNDLE": bundle,
+    }
+    chosen = {variable["name"]: variable for variable in own}
+    for variable in map(_variable, spec.pod_template.env):
+        chosen.setdefault(variable["name"], variable)
+    for name, value in defaults.items():
+        if value:
+            chosen.setdefault(name, {"name": name, "value": value})
+    return list(chosen.values())
+
+
+def _variable(variable: EnvVar) -> Json:
+    made: Json = {"name": variable.name}
+    if variable.value:
+        made["value"] = variable.value
+    source = variable.value_from
+    if source is not None:
+        refs = {"secretKeyRef": source.secret_key_ref, "configMapKeyRef": source.config_map_key_ref}
+        made["valueFrom"] = {
+            kind: {"name": ref.name, "key": ref.key, **({"optional": True} if ref.optional else {})}
+            for kind, ref in refs.items()
+            if ref is not None
+        }
+    return made
+
+
+def _resources(asked: ResourcesSpec, gpu_resource: str, num_gpus: int) -> Json:
+    """GPUs stand under limits alone: the API server takes their requests from there."""
+    limits = {name: canonical_quantity(size) for name, size in asked.limits.items()}
+    requests = {name: canonical_quantity(size) for name, size in asked.requests.items()}
+    if gpu_resource:
+        limits[gpu_resource] = str(num_gpus)
+        requests.pop(gpu_resource, None)
+    return {part: sizes for part, sizes in (("limits", limits), ("requests", requests)) if sizes}
 
 
 def _probe(path: str, *, period_s: int, failures: int) -> Json:
@@ -155,12 +279,3 @@ def _probe(path: str, *, period_s: int, failures: int) -> Json:
         "timeoutSeconds": max(2, period_s),
         "failureThreshold": failures,
     }
-
-
-def _node_affinity(placement: Placement) -> Json:
-    expressions = [
-        {"key": key, "operator": "In", "values": [value]} for key, value in sorted(placement.node_labels.items())
-    ]
-    terms = [{"matchExpressions": expressions}]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {"nodeAffinity": required}

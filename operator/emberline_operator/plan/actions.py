@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 from emberline_contract.conditions import Reason
@@ -72,6 +73,8 @@ class SetDeletionCost:
     pod: str
     uid: str
     cost: int
+    at: datetime
+    """Written beside it (ANNOTATION_DELETION_COST_TIME), so that it is not written too often."""
     why: str
 
 

@@ -1,0 +1,106 @@
+"""Which nodes could take an engine of a template, and where a GPU for it seems free.
+
+Only engines' GPUs are known, not those of other workloads: a free GPU is a hope, and whoever builds on it must bear its failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from emberline_operator.choice import Choice
+from emberline_operator.snapshot import Json, NodeState, Snapshot, Taint
+
+
+def could_run(template: Json, choice: Choice, count: int, node: NodeState) -> bool:
+    """Whether the scheduler could put a pod of the template there if the node had nothing to do."""
+    if not node.is_ready or node.is_cordoned:
+        return False
+    pod = template["spec"]
+    if any(node.labels.get(key) != value for key, value in pod.get("nodeSelector", {}).items()):
+        return False
+    if not _is_tolerated(node.taints, pod.get("tolerations", ())) or not _is_wanted(pod, node.labels):
+        return False
+    return not choice.resource_name or node.gpus.get(choice.resource_name, 0) >= count
+
+
+def num_free_places(template: Json, choice: Choice, count: int, seen: Snapshot) -> int:
+    """Engines of the template for which GPUs seem free on nodes that are there. Terminating engines hold theirs still."""
+    places = 0
+    for node in seen.nodes.values():
+        if could_run(template, choice, count, node):
+            used = seen.gpus_in_use.get(node.name, {}).get(choice.resource_name, 0)
+            places += max(0, node.gpus.get(choice.resource_name, 0) - used) // count
+    return places
+
+
+def num_pool_places(template: Json, choice: Choice, count: int, region: str, seen: Snapshot) -> int:
+    """Engines for which a declared pool of the region may still get nodes."""
+    spec = seen.regions.get(region, {}).get("spec", {})
+    places = 0
+    for pool in spec.get("gpuPools", ()):
+        selector: Mapping[str, str] = pool["nodeSelector"]
+        labels = {**spec.get("nodeSelector", {}), **selector}
+        wanted = template["spec"].get("nodeSelector", {})
+        # Of labels that the pool does not declare nobody knows; its nodes may carry them.
+        is_contradicted = any(labels.get(key, value) != value for key, value in wanted.items())
+        if is_contradicted or pool.get("resourceName") != choice.resource_name:
+            continue
+        if not _names_pool(template["spec"], selector):
+            continue
+        num_nodes = sum(selector.items() <= node.labels.items() for node in seen.nodes.values())
+        places += max(0, pool.get("maxNodes", 1) - num_nodes) * (pool.get("gpusPerNode", 1) // count)
+    return places
+
+
+def _names_pool(pod: Json, selector: Mapping[str, str]) -> bool:
+    """Whether one of the affinity's alternatives asks for the pool's labels: that is how a declared pool is chosen."""
+    return any(
+        all(any(e["key"] == key and e.get("values") == [value] for e in expressions) for key, value in selector.items())
+        for expressions in _alternatives(pod)
+    )
+
+
+def _alternatives(pod: Json) -> list[list[Json]]:
+    required = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    return [term.get("matchExpressions", []) for term in required.get("nodeSelectorTerms", ())]
+
+
+def _is_wanted(pod: Json, labels: Mapping[str, str]) -> bool:
+    alternatives = _alternatives(pod)
+    return not alternatives or any(all(_holds(e, labels) for e in expressions) for expressions in alternatives)
+
+
+def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
+    """As the scheduler reads it: `Gt` and `Lt` compare whole numbers, and only `NotIn` and `DoesNotExist` hold without a label."""
+    value = labels.get(expression["key"])
+    values: list[str] = expression.get("values", [])
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as comparison:
+            if value is None or not value.removeprefix("-").isdecimal():
+                return False
+            return int(value) > int(values[0]) if comparison == "Gt" else int(value) < int(values[0])
+        case _:
+            return False
+
+
+def _is_tolerated(taints: Iterable[Taint], tolerations: Iterable[Json]) -> bool:
+    given = list(tolerations)
+    return all(
+        any(_tolerates(toleration, taint) for toleration in given)
+        for taint in taints
+        if taint.effect in ("NoSchedule", "NoExecute")
+    )
+
+
+def _tolerates(toleration: Json, taint: Taint) -> bool:
+    if toleration.get("effect") not in (None, taint.effect) or toleration.get("key") not in (None, taint.key):
+        return False
+    return toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.value

@@ -1,0 +1,90 @@
+"""What an InferenceRegion says, and which nodes are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from emberline_contract import names
+from emberline_contract.region import GpuPool
+from emberline_contract.resources import InferenceEndpointSpec, Toleration
+from emberline_operator.snapshot import Json, NodeState, Taint
+
+_GPU_TAINTS: Final = (names.GPU_RESOURCE, names.AMD_GPU_RESOURCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region as it is now."""
+
+    name: str
+    node_labels: Mapping[str, str]
+    """What its nodes carry; empty for the pseudo-region `default`."""
+    jurisdictions: tuple[str, ...] = ()
+    pools: tuple[GpuPool, ...] = ()
+
+
+def read_region(body: Json) -> Region:
+    """An InferenceRegion. What a newer release has added to it is passed over; it is not ours to refuse."""
+    name, spec = str(body["metadata"]["name"]), body.get("spec", {})
+    return Region(
+        name,
+        spec.get("nodeSelector") or {names.LABEL_TOPOLOGY_REGION: name},
+        tuple(spec.get("jurisdictions", ())),
+        tuple(_pools(spec.get("gpuPools", ()))),
+    )
+
+
+def _pools(bodies: Iterable[Json]) -> Iterable[GpuPool]:
+    known = {field.alias or name for name, field in GpuPool.model_fields.items()}
+    for body in bodies:
+        try:
+            yield GpuPool.model_validate({key: value for key, value in body.items() if key in known})
+        except ValidationError:
+            # The schema lets none through; hardware that cannot be read is hardware that is not there.
+            continue
+
+
+def find_region(regions: Mapping[str, Json], name: str) -> Region | None:
+    """The region of that name as it is now; None if there is none. `default` is always there."""
+    if name == names.DEFAULT_REGION:
+        return Region(name, {})
+    body = regions.get(name)
+    return None if body is None else read_region(body)
+
+
+def relation(node: NodeState, labels: Mapping[str, str]) -> Literal["Inside", "Unknown", "Outside"]:
+    """How a node stands to a region's labels: `Unknown` if some are missing, `Outside` if one has another value."""
+    if any(key in node.labels and node.labels[key] != value for key, value in labels.items()):
+        return "Outside"
+    return "Inside" if all(key in node.labels for key in labels) else "Unknown"
+
+
+def nodes_of(region: Region, spec: InferenceEndpointSpec, nodes: Mapping[str, NodeState]) -> tuple[NodeState, ...]:
+    """The region's nodes that carry what `placement.nodeSelector` asks for, by name."""
+    labels = {**region.node_labels, **spec.placement.node_selector}
+    return tuple(node for _, node in sorted(nodes.items()) if relation(node, labels) == "Inside")
+
+
+def can_take_pods(node: NodeState, spec: InferenceEndpointSpec) -> bool:
+    """Whether the scheduler would consider the node now: Ready, not cordoned, no taint that the pods do not tolerate."""
+    return node.is_ready and not node.is_cordoned and all(_is_tolerated(taint, node, spec) for taint in node.taints)
+
+
+def _is_tolerated(taint: Taint, node: NodeState, spec: InferenceEndpointSpec) -> bool:
+    if taint.effect == "PreferNoSchedule" or taint.key in _GPU_TAINTS or taint.key in node.gpus:
+        return True
+    return any(_fits(toleration, taint) for toleration in spec.placement.tolerations)
+
+
+def _fits(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect not in (None, taint.effect):
+        return False
+    if toleration.key is None:
+        return toleration.operator == "Exists"
+    if toleration.key != taint.key:
+        return False
+    return toleration.operator == "Exists" or (toleration.value or "") == taint.value

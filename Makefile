@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
 SOAK ?= 20
 
-.PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native gen lock clean
+.PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native bench-operator gen lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}'
@@ -58,7 +58,7 @@ gen: setup ## Write crds/ and docs/reference/ from the contract
 soak: setup ## Property tests with twenty times as many examples, new ones each time (SOAK=20)
 	@EMBERLINE_SOAK=$(SOAK) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist load -q tests/unit/runtime_core tests/unit/operator/test_replicas.py tests/unit/gateway/test_holding.py $(PYTEST_ARGS)
 
-bench: bench-native bench-engine bench-gateway ## Every benchmark; each prints one JSON line last and fails on a miss
+bench: bench-native bench-engine bench-gateway bench-operator ## Every benchmark; each prints one JSON line last and fails on a miss
 
 bench-native: setup ## The bf16 matrix-vector product against a raw read of the same bytes
 	@$(BIN)/python bench/native_matvec.py
@@ -68,6 +68,9 @@ bench-engine: setup ## Continuous batching against transformers' static batches,
 
 bench-gateway: setup ## What the gateway adds to a call
 	@$(BIN)/python bench/gateway.py
+
+bench-operator: setup ## A thousand endpoints and five thousand pods: writes, apply latency, memory, CPU (20 minutes)
+	@PYTHONPATH=bench $(BIN)/python bench/operator_scale.py
 
 lock: $(BIN)/uv ## Resolve requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile --universal --generate-hashes --all-extras --no-header --upgrade pyproject.toml -o requirements.lock

@@ -265,7 +265,8 @@ class InferenceEndpointSpec(ContractModel):
     placement: PlacementSpec = PlacementSpec()
     scaling: ScalingSpec = ScalingSpec()
     replicas: int | None = Field(default=None, ge=0, le=1000)
-    """Only with `scaling.via: External`: how many engines run; 0 stops the endpoint. The scale subresource reads and writes it."""
+    """Only with `scaling.via: External`: how many engines run; 0 stops the endpoint. The scale subresource reads and writes it;
+    where it is absent, the operator fills in once what runs. One that stays from an earlier External is ignored."""
     serving: ServingSpec = ServingSpec()
     engine: EngineSpec = EngineSpec()
     rollout: RolloutSpec = RolloutSpec()
@@ -274,7 +275,11 @@ class InferenceEndpointSpec(ContractModel):
 
 SPEC_RULES = rules(
     (
-        "!has(self.replicas) || self.scaling.via == 'External'",
+        # What the operator or an autoscaler filled in must not keep a manifest from leaving External.
+        (
+            "!has(self.replicas) || self.scaling.via == 'External'"
+            " || (oldSelf.hasValue() && has(oldSelf.value().replicas) && oldSelf.value().replicas == self.replicas)"
+        ),
         "replicas is only for scaling.via External; remove it, or set scaling.via to External",
     ),
     (

@@ -10,8 +10,12 @@ from emberline_contract.names import GROUP, MAX_REGION_NAME, NAME_PATTERN
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """CEL rules of a schema node: (expression, message) pairs."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+    """CEL rules of a schema node: (expression, message) pairs. One with `oldSelf` holds on creation too, where that is empty."""
+    made: list[dict[str, Any]] = [{"rule": rule, "message": message} for rule, message in pairs]
+    for rule in made:
+        if "oldSelf" in rule["rule"]:
+            rule["optionalOldSelf"] = True
+    return {"x-kubernetes-validations": made}
 
 
 def duration_schema(field: str, least: str, most: str) -> dict[str, Any]:

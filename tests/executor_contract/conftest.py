@@ -22,7 +22,9 @@ from support.torch_rig import TEST_MEMORY, make_config  # noqa: E402
 EXECUTORS: dict[str, Callable[[], Executor]] = {
     "oracle": OracleExecutor,
     "torch": lambda: TorchExecutor(memory=lambda: TEST_MEMORY, num_threads=2),
+    "torch, eight bits": lambda: TorchExecutor(memory=lambda: TEST_MEMORY, num_threads=2),
 }
+PRECISIONS: dict[str, dict[str, str]] = {"torch, eight bits": {"quantization": "int8", "kv_cache_dtype": "fp8"}}
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def executor(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Executor]:
     """Loaded, with room for 8 sequences of 384 tokens; in fp32, where tokens are a promise."""
     made = EXECUTORS[request.param]()
-    config = make_config(model_folder, "fp32", max_model_len=384, max_sequences=8, max_batch_tokens=96)
+    precision = PRECISIONS.get(request.param, {})
+    config = make_config(model_folder, "fp32", max_model_len=384, max_sequences=8, max_batch_tokens=96, **precision)
     made.load(ModelFolder(model_folder, read_spec(model_folder)), config, lambda phase: None)
     yield made
     made.close()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from emberline_contract import metrics as names
+from emberline_contract.engine_config import EngineConfig
 from emberline_contract.health import Phase
 from emberline_runtime.core.request import FinishReason
 from emberline_runtime.core.scheduler import SchedulerStats
@@ -70,7 +71,7 @@ class Metrics:
         self._info = Gauge(
             names.ENGINE_INFO,
             "What this engine is; always 1.",
-            ("model_name", "executor", "device", "dtype", "version"),
+            ("model_name", "executor", "device", "dtype", "quantization", "kv_cache_dtype", "version"),
             registry=self.registry,
         )
 
@@ -110,9 +111,10 @@ class Metrics:
         for phase, seconds in startup_s.items():
             self._startup.labels(phase.value).set(seconds)
 
-    def set_info(self, executor: str, device: str, dtype: str, version: str) -> None:
+    def set_info(self, executor: str, config: EngineConfig, version: str) -> None:
         """What this engine is."""
-        self._info.labels(self._labels[0], executor, device, dtype, version).set(1)
+        precision = (config.dtype, config.quantization or "none", config.kv_type)
+        self._info.labels(self._labels[0], executor, config.device, *precision, version).set(1)
 
     def set_draining(self, draining: bool) -> None:
         """Whether new requests are refused because the process ends."""

@@ -69,4 +69,33 @@ async def test_names_and_labels(tmp_path: Path) -> None:
     assert f'{names.ITERATION_TOKENS}_bucket{{engine="0",le="8.0",model_name="tests/model"}}' in text
     for phase in ("imports", "weights", "kv", "warmup"):
         assert f'{names.STARTUP_SECONDS}{{phase="{phase}"}}' in text
-    assert f'{names.ENGINE_INFO}{{device="cpu",dtype="bf16",executor="oracle"' in text
+    assert f'{names.ENGINE_INFO}{{device="cpu",dtype="bf16",executor="oracle",kv_cache_dtype="bf16"' in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "labels"),
+    [
+        ({}, 'dtype="bf16",executor="oracle",kv_cache_dtype="bf16"|quantization="none"'),
+        (
+            {"device": "cuda", "dtype": "fp16", "quantization": "int8", "kv_cache_dtype": "auto"},
+            'dtype="fp16",executor="oracle",kv_cache_dtype="fp16"|quantization="int8"',
+        ),
+        (
+            {"device": "cuda", "quantization": "fp8", "kv_cache_dtype": "fp8"},
+            'dtype="bf16",executor="oracle",kv_cache_dtype="fp8"|quantization="fp8"',
+        ),
+        (
+            {"device": "cuda", "quantization": "int4", "kv_cache_dtype": "bf16"},
+            'dtype="bf16",executor="oracle",kv_cache_dtype="bf16"|quantization="int4"',
+        ),
+    ],
+)
+async def test_a_pretended_gpu_serves_every_precision_and_says_so(
+    tmp_path: Path, precision: dict[str, str], labels: str
+) -> None:
+    async with serving(tmp_path, **precision) as server:
+        assert (await server.post("/v1/completions", completion("abc", max_tokens=2)))[0] == 200
+        async with server.http.get(server.url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+    (info,) = [line for line in lines if line.startswith(names.ENGINE_INFO)]
+    assert all(part in info for part in labels.split("|")), info

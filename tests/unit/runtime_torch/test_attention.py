@@ -45,7 +45,7 @@ class Scene:
         return FastAttention(self.batch, BLOCK, self.kv.zero_block, CPU)
 
     def run(self, attention: Attention) -> torch.Tensor:
-        return attention.attend(self.q, self.kv.keys[0], self.kv.values[0], 0.25)
+        return attention.attend(self.q, self.kv.layers[0], 0.25)
 
 
 def make_scene(
@@ -66,7 +66,7 @@ def make_scene(
         values.append(torch.randn(end, kv_heads, head_dim, generator=generator))
         for position in range(end):
             at = (blocks[position // BLOCK], position % BLOCK)
-            kv.keys[0][at], kv.values[0][at] = keys[-1][position], values[-1][position]
+            kv.layers[0].keys[at], kv.layers[0].values[at] = keys[-1][position], values[-1][position]
         slots[index] = Slot(1, blocks, GREEDY, start, 0)
         rows_of.append(SlotRows(index, start, rows, (0,) * rows))
     batch = make_batch(rows_of, slots, BLOCK)
@@ -135,7 +135,7 @@ def test_exact_rows_do_not_depend_on_their_neighbours_or_the_cut() -> None:
             q = torch.zeros(end - start + -(end - start) % TILE_ROWS, *whole.q.shape[1:])
             q[: end - start] = whole.q[start:end]
             part = ExactAttention(batch, BLOCK, whole.kv.zero_block, len(q), CPU)
-            out = part.attend(q, whole.kv.keys[0], whole.kv.values[0], 0.25)
+            out = part.attend(q, whole.kv.layers[0], 0.25)
             assert torch.equal(out[: end - start], alone[start:end])
 
 
@@ -148,8 +148,8 @@ def test_blocks_of_others_may_hold_anything(form: str) -> None:
     before = scene.run(scene.fast() if form == "fast" else scene.exact())
     mine = scene.batch.pieces[1].blocks
     for block in {block for piece in scene.batch.pieces for block in piece.blocks} - set(mine):
-        scene.kv.keys[0][block] = math.nan
-        scene.kv.values[0][block] = math.nan
+        scene.kv.layers[0].keys[block] = math.nan
+        scene.kv.layers[0].values[block] = math.nan
     after = scene.run(scene.fast() if form == "fast" else scene.exact())
     row = scene.batch.pieces[1].first_row
     assert torch.equal(after[row], before[row])
@@ -159,12 +159,13 @@ def test_blocks_of_others_may_hold_anything(form: str) -> None:
 def test_a_taken_block_is_cleared_in_every_layer() -> None:
     layers = make_spec(TINY).layers
     kv = PagedKv(layers, 3, BLOCK, torch.float32, CPU)
-    for tensor in (*kv.keys, *kv.values):
+    tensors = [tensor for layer in kv.layers for tensor in (layer.keys, layer.values)]
+    for tensor in tensors:
         tensor[:3] = math.nan
     kv.clear([1])
-    for tensor in (*kv.keys, *kv.values):
+    for tensor in tensors:
         assert tensor[1].eq(0).all()
         assert tensor[kv.zero_block].eq(0).all()
         assert tensor[0].isnan().all()
     kv.copy(1, 2)
-    assert all(tensor[2].eq(0).all() for tensor in (*kv.keys, *kv.values))
+    assert all(tensor[2].eq(0).all() for tensor in tensors)

@@ -24,6 +24,23 @@ def test_llama_is_served() -> None:
     assert refusals(replace(SPEC, layers=(llama3,)), CONFIG) == []
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "bf16", "fp8"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_precision_but_int4_is_served(
+    dtype: str, quantization: str | None, kv_cache_dtype: str, device: str
+) -> None:
+    precision = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "device": device}
+    assert refusals(SPEC, CONFIG.model_copy(update=precision)) == []
+
+
+def test_int4_is_refused_with_the_remedy() -> None:
+    (reason,) = refusals(SPEC, CONFIG.model_copy(update={"quantization": "int4"}))
+    assert reason.startswith("quantization 'int4'")
+    assert "fp8 or int8" in reason
+
+
 def test_a_folder_without_a_spec_is_refused() -> None:
     assert refusals(None, CONFIG)
 

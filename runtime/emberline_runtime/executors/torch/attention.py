@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own usage
 
 from emberline_runtime.executors.torch.batch import Batch, Piece
+from emberline_runtime.executors.torch.kv import LayerKv
 
 TILE_ROWS = 32
 """Rows of every product with a weight in exact mode: other numbers of rows round differently."""
@@ -27,8 +28,8 @@ CHUNK_TOKENS = 256
 class Attention(Protocol):
     """One step's attention."""
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-        """`q` [row, head, dim] over one layer's blocks [block, token, kv head, dim]; the result is [row, head * dim]."""
+    def attend(self, q: torch.Tensor, kv: LayerKv, scale: float) -> torch.Tensor:
+        """`q` [row, head, dim] over one layer's blocks; the result is [row, head * dim]."""
 
 
 class FastAttention:
@@ -39,13 +40,13 @@ class FastAttention:
         groups += _group_by_length([piece for piece in batch.pieces if piece.num_rows == 1])
         self._calls = [_Call(group, block_tokens, zero_block, device) for group in groups]
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, kv: LayerKv, scale: float) -> torch.Tensor:
         """See Attention."""
         if len(self._calls) == 1:
-            return self._calls[0].attend(q, keys, values, scale).flatten(1)
+            return self._calls[0].attend(q, kv, scale).flatten(1)
         out = torch.empty_like(q)
         for call in self._calls:
-            out[call.rows] = call.attend(q[call.rows], keys, values, scale)
+            out[call.rows] = call.attend(q[call.rows], kv, scale)
         return out.flatten(1)
 
 
@@ -77,24 +78,25 @@ class _Call:
         self._visible = key_positions <= positions[:, :, None]  # [piece, row, key]
         self._masks: dict[int, torch.Tensor] = {}
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, kv: LayerKv, scale: float) -> torch.Tensor:
         """`q` holds the rows of these pieces only; so does the result, in the shape of `q`."""
-        kv_heads, head_dim = keys.shape[2:]
+        kv_heads, head_dim = kv.kv_heads, kv.head_dim
+        keys, values = kv.read(self._table, q.dtype)
         group = q.shape[1] // kv_heads
         folded = q.view(self._num_pieces, self._num_rows, kv_heads, group, head_dim).transpose(1, 2)
         out = F.scaled_dot_product_attention(
             folded.reshape(self._num_pieces, kv_heads, self._num_rows * group, head_dim),
-            self._gather(keys),
-            self._gather(values),
+            self._line_up(keys),
+            self._line_up(values),
             attn_mask=self._mask(group),
             scale=scale,
         )
         unfolded = out.view(self._num_pieces, kv_heads, self._num_rows, group, head_dim).transpose(1, 2)
         return unfolded.reshape(q.shape)
 
-    def _gather(self, blocks: torch.Tensor) -> torch.Tensor:
-        chosen = blocks.index_select(0, self._table)
-        return chosen.view(self._num_pieces, -1, *blocks.shape[2:]).transpose(1, 2)
+    def _line_up(self, blocks: torch.Tensor) -> torch.Tensor:
+        """[piece, kv head, token, dim]."""
+        return blocks.view(self._num_pieces, -1, *blocks.shape[2:]).transpose(1, 2)
 
     def _mask(self, group: int) -> torch.Tensor:
         """[piece, 1, folded row, key]; made once a step for each number of query heads a KV head."""
@@ -125,9 +127,10 @@ class ExactAttention:
         self._table = torch.tensor(table, device=device)
         self._tiles: dict[int, _Tiles] = {}
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, kv: LayerKv, scale: float) -> torch.Tensor:
         """See Attention. Rows beyond the batch, which only fill its last tile, give zeros."""
-        kv_heads, head_dim = keys.shape[2:]
+        kv_heads, head_dim = kv.kv_heads, kv.head_dim
+        keys, values = kv.read(self._table, q.dtype)
         group = q.shape[1] // kv_heads
         if group not in self._tiles:
             self._tiles[group] = _Tiles(self._pieces, self._first_chunks, group, self._device)
@@ -139,10 +142,10 @@ class ExactAttention:
         out[tiles.sources[tiles.is_real]] = attended.transpose(1, 2).reshape(-1, kv_heads, head_dim)[tiles.is_real]
         return out.view(self._num_rows, group, kv_heads, head_dim).transpose(1, 2).reshape(self._num_rows, -1)
 
-    def _chunks(self, blocks: torch.Tensor) -> torch.Tensor:
+    @staticmethod
+    def _chunks(blocks: torch.Tensor) -> torch.Tensor:
         """[chunk, kv head, token, dim]: the chunks of every piece, one after another."""
-        chosen = blocks.index_select(0, self._table)
-        return chosen.view(-1, CHUNK_TOKENS, *blocks.shape[2:]).transpose(1, 2)
+        return blocks.view(-1, CHUNK_TOKENS, *blocks.shape[2:]).transpose(1, 2)
 
 
 class _Tiles:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from emberline_contract.engine_config import Dtype, EngineConfig
+from emberline_contract.engine_config import EngineConfig, KvType
 from emberline_contract.health import Phase
 from emberline_runtime.core.step import (
     ExecutorLimits,
@@ -28,8 +28,10 @@ from emberline_runtime.executors.kv_size import KvNeed, decide_cpu_budget_bytes,
 from emberline_runtime.executors.machine import MemoryAllowance, observe_memory, observe_threads
 from emberline_runtime.executors.torch.attention import TILE_ROWS, Attention, ExactAttention, FastAttention
 from emberline_runtime.executors.torch.batch import Batch, Piece, Slot, make_batch
+from emberline_runtime.executors.torch.eight_bit import FP8
 from emberline_runtime.executors.torch.kv import PagedKv, block_bytes
-from emberline_runtime.executors.torch.load import load_weights
+from emberline_runtime.executors.torch.linear import decide_product
+from emberline_runtime.executors.torch.load import Quantiser, load_weights
 from emberline_runtime.executors.torch.model import Model, Rows
 from emberline_runtime.executors.torch.sampling import FEATURES, Draw, choose
 from emberline_runtime.models.registry import make_parameters
@@ -39,7 +41,12 @@ BLOCK_TOKENS = 16
 CUDA_FRACTION = 0.85
 """Of the device's free memory after the weights, for the KV cache; activations take from the rest."""
 
-_DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_DTYPES: Mapping[KvType, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp8": FP8,
+}
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +89,12 @@ class TorchExecutor:
         memory = self._memory()
         dtype = _DTYPES[config.dtype]
         with torch.inference_mode():
-            weights = load_weights(model.path, make_parameters(spec), dtype, self._device)
+            quantiser = self._decide_quantiser(config, dtype)
+            weights = load_weights(model.path, make_parameters(spec), dtype, self._device, quantiser)
+            log.info("weights", extra={"details": _describe(weights.num_bytes, config, quantiser)})
             self._model = Model(spec, weights, is_exact=self._is_exact)
             report(Phase.KV)
-            self._make_cache(spec, config, dtype, memory)
+            self._make_cache(spec, config, memory, weights.num_bytes)
         report(Phase.WARMUP)
         self._warm_up()
 
@@ -122,13 +131,22 @@ class TorchExecutor:
         for name in ("_model", "_kv"):
             self.__dict__.pop(name, None)
 
-    def _make_cache(self, spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory: MemoryAllowance) -> None:
+    def _decide_quantiser(self, config: EngineConfig, dtype: torch.dtype) -> Quantiser | None:
+        kind = config.quantization
+        if kind is None:
+            return None
+        if kind == "int4":
+            raise ValueError("int4 weights are not computed; the registry refuses them")
+        return Quantiser(kind, decide_product(kind, self._device, dtype))
+
+    def _make_cache(self, spec: ModelSpec, config: EngineConfig, memory: MemoryAllowance, weights_bytes: int) -> None:
+        """`memory` is what there was before the weights came."""
+        dtype = _DTYPES[config.kv_type]
         if config.device == "cpu":
-            weights_bytes = sum(
-                parameter_bytes(parameter.shape, dtype) for parameter in make_parameters(spec).required()
-            )
             budget_bytes = decide_cpu_budget_bytes(memory, weights_bytes)
         else:
+            # What quantising and reading left in torch's own cache is free too.
+            torch.cuda.empty_cache()
             budget_bytes = int(CUDA_FRACTION * torch.cuda.mem_get_info(self._device)[0])
         need = KvNeed(
             block_bytes=block_bytes(spec.layers, BLOCK_TOKENS, dtype),
@@ -236,6 +254,6 @@ class TorchExecutor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def parameter_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes of a tensor of that shape."""
-    return torch.Size(shape).numel() * dtype.itemsize
+def _describe(weights_bytes: int, config: EngineConfig, quantiser: Quantiser | None) -> dict[str, str | int]:
+    details: dict[str, str | int] = {"bytes": weights_bytes, "dtype": config.dtype}
+    return details if quantiser is None else {**details, "quantization": quantiser.kind, "product": quantiser.product}

@@ -1,29 +1,52 @@
-"""Weights from the mapped files into the device's memory, converted to the configured type and fused."""
+"""Weights from the mapped files into the device's memory, converted to the configured type or to eight bits, and fused.
+
+What becomes eight bits does so a few rows at a time, as they are read: the whole matrix is never there in a wider type.
+"""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from emberline_runtime.executors.torch.eight_bit import EightBit, EightBitMatrix
+from emberline_runtime.executors.torch.linear import Linear, PlainLinear, Product, make_linear, takes_eight_bits
 from emberline_runtime.executors.torch.model import LayerWeights, ModelWeights
 from emberline_runtime.models.errors import WeightsError
 from emberline_runtime.models.parameters import LayerParameters, ModelParameters, Parameter
 from emberline_runtime.weights.check import check_parameters
 from emberline_runtime.weights.safetensors_file import StoredTensor, find_tensors
 
+QUANTISED_ELEMENTS = 1 << 22
+"""About so many are in fp32 at once while a matrix is quantised: little beside a layer, and enough to keep a GPU busy."""
+
 _STORED: Mapping[str, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-def load_weights(folder: Path, parameters: ModelParameters, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Every parameter of the folder, or a WeightsError that names the one at fault."""
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    """What the linear layers' weights become, and how they are then multiplied."""
+
+    kind: EightBit
+    product: Product
+
+
+def load_weights(
+    folder: Path,
+    parameters: ModelParameters,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantiser: Quantiser | None = None,
+) -> ModelWeights:
+    """Every parameter of the folder, or a WeightsError that names the one at fault. Embedding, head and norms stay plain."""
     found = find_tensors(folder)
     check_parameters(parameters, found)
     with ExitStack() as files:
-        reader = _Reader(found, dtype, device, files)
+        reader = _Reader(found, dtype, device, quantiser, files)
         embedding = reader.matrix(parameters.embedding)
         return ModelWeights(
             embedding=embedding,
@@ -36,15 +59,11 @@ def load_weights(folder: Path, parameters: ModelParameters, dtype: torch.dtype, 
 def _layer(reader: _Reader, layer: LayerParameters) -> LayerWeights:
     return LayerWeights(
         attn_norm=reader.norm(layer.attn_norm),
-        qkv=reader.matrix(layer.q, layer.k, layer.v),
-        qkv_bias=reader.bias(layer.q_bias, layer.k_bias, layer.v_bias),
-        o=reader.matrix(layer.o),
-        o_bias=reader.bias(layer.o_bias),
+        qkv=reader.linear((layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)),
+        o=reader.linear((layer.o,), (layer.o_bias,)),
         mlp_norm=reader.norm(layer.mlp_norm),
-        gate_up=reader.matrix(layer.gate, layer.up),
-        gate_up_bias=reader.bias(layer.gate_bias, layer.up_bias),
-        down=reader.matrix(layer.down),
-        down_bias=reader.bias(layer.down_bias),
+        gate_up=reader.linear((layer.gate, layer.up), (layer.gate_bias, layer.up_bias)),
+        down=reader.linear((layer.down,), (layer.down_bias,)),
     )
 
 
@@ -52,11 +71,17 @@ class _Reader:
     """Copies out of the mapped files. The maps are private and writable only because torch warns of read-only memory."""
 
     def __init__(
-        self, found: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device, files: ExitStack
+        self,
+        found: Mapping[str, StoredTensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        quantiser: Quantiser | None,
+        files: ExitStack,
     ) -> None:
         self._found = found
         self._dtype = dtype
         self._device = device
+        self._quantiser = quantiser
         self._maps: dict[Path, mmap.mmap] = {}
         for path in {tensor.path for tensor in found.values()}:
             with path.open("rb") as file:
@@ -64,20 +89,31 @@ class _Reader:
         # Runs when every tensor over the maps is gone: what `_copy` returns owns its memory.
         files.callback(self._close)
 
-    def matrix(self, *parts: Parameter) -> torch.Tensor:
-        """The parts below one another, in the configured type."""
-        return self._copy(parts, self._dtype)
+    def matrix(self, part: Parameter) -> torch.Tensor:
+        """In the configured type."""
+        return self._copy([part], self._dtype)
 
-    def bias(self, *parts: Parameter | None) -> torch.Tensor | None:
-        """The parts one after another; None where the spec has none."""
-        there = [part for part in parts if part is not None]
-        return self._copy(there, self._dtype) if there else None
+    def linear(self, parts: Sequence[Parameter], bias_parts: Sequence[Parameter | None]) -> Linear:
+        """The parts below one another; no bias where the spec has none."""
+        there = [part for part in bias_parts if part is not None]
+        bias = self._copy(there, self._dtype) if there else None
+        quantiser = self._quantiser
+        num_out, num_in = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        if quantiser is None or not takes_eight_bits(quantiser.kind, num_out, num_in):
+            return PlainLinear(self._copy(parts, self._dtype), bias)
+        matrix = EightBitMatrix.empty(quantiser.kind, num_out, num_in, self._device)
+        row, num_rows = 0, max(1, QUANTISED_ELEMENTS // num_in)
+        for part in parts:
+            for stored in torch.split(self._view(part), num_rows):
+                matrix.write(row, stored.to(self._device).float())
+                row += len(stored)
+        return make_linear(matrix, bias, quantiser.product)
 
     def norm(self, part: Parameter) -> torch.Tensor:
         """In fp32, as norms are computed."""
         return self._copy([part], torch.float32)
 
-    def _copy(self, parts: tuple[Parameter, ...] | list[Parameter], dtype: torch.dtype) -> torch.Tensor:
+    def _copy(self, parts: Sequence[Parameter], dtype: torch.dtype) -> torch.Tensor:
         num_rows = sum(part.shape[0] for part in parts)
         out = torch.empty((num_rows, *parts[0].shape[1:]), dtype=dtype, device=self._device)
         row = 0

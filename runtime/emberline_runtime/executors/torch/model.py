@@ -12,25 +12,28 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own usage
 
 from emberline_runtime.executors.torch.attention import TILE_ROWS, Attention
-from emberline_runtime.executors.torch.kv import PagedKv
+from emberline_runtime.executors.torch.kv import LayerKv, PagedKv
+from emberline_runtime.executors.torch.linear import Linear, PlainLinear
 from emberline_runtime.models.rope import inverse_frequencies
 from emberline_runtime.models.spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's tensors; query, key and value are one matrix, so are gate and up."""
+    """One layer's weights; query, key and value are one matrix, so are gate and up."""
 
     attn_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    o: torch.Tensor
-    o_bias: torch.Tensor | None
+    qkv: Linear
+    o: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take of the device's memory."""
+        linears = (self.qkv, self.o, self.gate_up, self.down)
+        return self.attn_norm.nbytes + self.mlp_norm.nbytes + sum(linear.num_bytes for linear in linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,13 @@ class ModelWeights:
     final_norm: torch.Tensor
     head: torch.Tensor
     """The embedding itself where the model is tied."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take of the device's memory."""
+        head_bytes = 0 if self.head is self.embedding else self.head.nbytes
+        layers_bytes = sum(layer.num_bytes for layer in self.layers)
+        return self.embedding.nbytes + layers_bytes + self.final_norm.nbytes + head_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ class Model:
         self._spec = spec
         self._weights = weights
         self._is_exact = is_exact
+        self._dtype = weights.embedding.dtype
+        self._head = PlainLinear(weights.head, None)
         self._frequencies = {
             layer: torch.tensor(
                 inverse_frequencies(layer.rope, layer.head_dim), dtype=torch.float32, device=weights.embedding.device
@@ -74,13 +86,13 @@ class Model:
         turns = {layer: _turn(rows.positions, frequencies) for layer, frequencies in self._frequencies.items()}
         x = F.embedding(rows.tokens, self._weights.embedding).float()
         for index, (layer, weights) in enumerate(zip(self._spec.layers, self._weights.layers, strict=True)):
-            x += self._attention(x, layer, weights, rows, (kv.keys[index], kv.values[index]), turns[layer], attention)
+            x += self._attention(x, layer, weights, rows, kv.layers[index], turns[layer], attention)
             x += self._mlp(x, weights)
         return self._norm(x, self._weights.final_norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits of chosen rows; in exact mode their number is a multiple of TILE_ROWS."""
-        return self._linear(hidden.to(self._weights.head.dtype), self._weights.head, None).float()
+        return self._linear(hidden.to(self._dtype), self._head).float()
 
     def _attention(
         self,
@@ -88,34 +100,32 @@ class Model:
         layer: LayerSpec,
         weights: LayerWeights,
         rows: Rows,
-        kv: tuple[torch.Tensor, torch.Tensor],
+        kv: LayerKv,
         turn: tuple[torch.Tensor, torch.Tensor],
         attention: Attention,
     ) -> torch.Tensor:
-        keys, values = kv
-        dtype = weights.qkv.dtype
-        hidden = self._norm(x, weights.attn_norm).to(dtype)
-        qkv = self._linear(hidden, weights.qkv, weights.qkv_bias).view(len(x), -1, layer.head_dim)
-        turned = _rotate(qkv[:, : layer.heads + layer.kv_heads], *turn).to(dtype)
-        at = (rows.blocks, rows.offsets)
-        keys[at] = turned[: len(rows.blocks), layer.heads :]
-        values[at] = qkv[: len(rows.blocks), layer.heads + layer.kv_heads :]
+        hidden = self._norm(x, weights.attn_norm).to(self._dtype)
+        qkv = self._linear(hidden, weights.qkv).view(len(x), -1, layer.head_dim)
+        turned = _rotate(qkv[:, : layer.heads + layer.kv_heads], *turn).to(self._dtype)
+        num_rows = len(rows.blocks)
+        kv.write(
+            rows.blocks, rows.offsets, turned[:num_rows, layer.heads :], qkv[:num_rows, layer.heads + layer.kv_heads :]
+        )
         scale = layer.head_dim**-0.5 if layer.attn_scale is None else layer.attn_scale
-        attended = attention.attend(turned[:, : layer.heads], keys, values, scale)
-        return self._linear(attended, weights.o, weights.o_bias)
+        return self._linear(attention.attend(turned[:, : layer.heads], kv, scale), weights.o)
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        hidden = self._norm(x, weights.mlp_norm).to(weights.gate_up.dtype)
-        gate, up = self._linear(hidden, weights.gate_up, weights.gate_up_bias).chunk(2, dim=-1)
-        return self._linear(F.silu(gate) * up, weights.down, weights.down_bias)
+        hidden = self._norm(x, weights.mlp_norm).to(self._dtype)
+        gate, up = self._linear(hidden, weights.gate_up).chunk(2, dim=-1)
+        return self._linear(F.silu(gate) * up, weights.down)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self._spec.hidden,), weight, self._spec.norm.eps)
 
-    def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         if not self._is_exact or len(x) == TILE_ROWS:
-            return F.linear(x, weight, bias)
-        return torch.cat([F.linear(tile, weight, bias) for tile in torch.split(x, TILE_ROWS)])
+            return linear.multiply(x)
+        return torch.cat([linear.multiply(tile) for tile in torch.split(x, TILE_ROWS)])
 
 
 def _turn(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,9 @@ from emberline_runtime.models.spec import DenseMlp, LayerSpec, ModelSpec, NormSp
 
 def refusals(spec: ModelSpec | None, config: EngineConfig) -> list[str]:
     """Reasons why this executor cannot serve; empty if it can. Fields of all layers, each reason once."""
-    del config  # every device and dtype that the contract names is served
     reasons = [] if find_spec("torch") else ["torch is not installed; install emberline[runtime]"]
+    if config.quantization == "int4":
+        reasons.append("quantization 'int4': weights become fp8 or int8 while they are loaded; choose one of them")
     if spec is None:
         return [*reasons, "the model folder has no spec that could be read"]
     return reasons + _model_refusals(spec)

@@ -29,13 +29,11 @@ def settle_template(
     seen: Snapshot,
     spec: InferenceEndpointSpec,
     install: Install,
-    *,
-    keeps: bool = False,
 ) -> Json:
     """The live template if it was made from the same inputs and is still as it was made, else `made`.
 
     So a new operator, another default of the installation or a change of `rollout` replaces no pod, and an edit by hand is
-    undone. With `keeps` the inputs do not matter: whatever the spec says, the live template stays.
+    undone.
     """
     if live is None:
         return made
@@ -43,8 +41,7 @@ def settle_template(
     kept = owned_part(live["spec"]["template"], fields)
     made = _restarted_as(kept, made, spec)
     recorded = live["metadata"].get("annotations", {}).get(names.ANNOTATION_TEMPLATE_INPUTS)
-    is_due = recorded != inputs or _is_engine_update(kept, spec, install)
-    if (is_due and not keeps) or not _is_intact(kept):
+    if recorded != inputs or _is_engine_update(kept, spec, install) or not _is_intact(kept):
         return made
     configmap = configmap_of(kept)
     is_there = configmap == configmap_of(made) or Ref("ConfigMap", configmap) in seen.children

@@ -6,6 +6,8 @@ for each pod at most every `PERIOD_S`: a write a request would be a load on the 
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -40,17 +42,11 @@ def cost_of(requests: int) -> int:
 
 def is_order_right(pods: Sequence[PodState], costs: Mapping[str, int]) -> bool:
     """Whether by what the pods carry now none goes before one with less to do."""
-    by_cost = sorted((costs[pod.name], pod.deletion_cost or 0) for pod in pods)
-    dearest_so_far: int | None = None
-    dearest_below: int | None = None
-    level: int | None = None
-    for cost, carried in by_cost:
-        if cost != level:
-            level, dearest_below = cost, dearest_so_far
-        if dearest_below is not None and carried <= dearest_below:
-            return False
-        dearest_so_far = carried if dearest_so_far is None else max(dearest_so_far, carried)
-    return True
+    carried: dict[int, list[int]] = defaultdict(list)
+    for pod in pods:
+        carried[costs[pod.name]].append(pod.deletion_cost or 0)
+    levels = [carried[cost] for cost in sorted(carried)]
+    return all(max(cheap) < min(dear) for cheap, dear in itertools.pairwise(levels))
 
 
 def _is_due(pod: PodState, now: datetime) -> bool:

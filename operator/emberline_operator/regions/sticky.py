@@ -21,6 +21,7 @@ from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.choice import Choice, NoChoice
 from emberline_operator.decision import Decision
 from emberline_operator.hardware.choose import choose, is_possible
+from emberline_operator.hardware.classes import classes_of
 from emberline_operator.hardware.gpu_table import GpuTable
 from emberline_operator.hardware.inventory import Hardware, hardware_of
 from emberline_operator.regions.recall import recall
@@ -161,8 +162,9 @@ class _Case:
         return chosen
 
     def choices(self) -> list[Choice]:
-        """What would be chosen if the region had one kind of hardware only, for each that it has."""
-        each = [choose(self.spec, (one,), self.table) for one in self._hardware(self.nodes)]
+        """What would be chosen if the region had one class of GPUs only, for each that it has."""
+        classes = classes_of(self._hardware(self.nodes), self.spec.accelerator.types)
+        each = [choose(self.spec, one.members, self.table) for one in classes]
         return [choice for choice in each if isinstance(choice, Choice)]
 
     def decision(self, inputs: str, choice: Choice, *, has_moved: bool) -> Decision:

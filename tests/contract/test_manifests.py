@@ -26,7 +26,7 @@ SAMPLES = [
     for document in yaml.safe_load_all(file.read_text())
 ]
 ENVIRONMENT = {value for name, value in vars(names).items() if name.startswith("ENV_")}
-PATHS = {http.LIVE, http.READY, http.HEALTH, "/healthz"}
+PATHS = {http.LIVE, http.READY, http.HEALTH, "/healthz", "/readyz"}
 
 
 def pod_of(deployment: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from emberline_operator.cluster.api import APPLY, Api
 from emberline_operator.cluster.kinds import CLAIMS, CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS, SERVICES, Kind
 from emberline_operator.errors import NotFoundError
 from emberline_operator.settings import Install, LeaseTimes, Settings
+from support.audit import OPERATOR_USER
 from support.plane import TestPlane
 
 Raw = dict[str, Any]
@@ -80,7 +81,12 @@ def install_account(plane: TestPlane) -> Path:
     ]  # fmt: skip
     assert {document["kind"] for document in wanted} == {"Namespace", *ACCOUNT_KINDS}
     plane.apply(*wanted)
-    token = plane.kubectl("-n", names.SYSTEM_NAMESPACE, "create", "token", names.OPERATOR_NAME).strip()
+    return kubeconfig_of(plane, names.OPERATOR_NAME)
+
+
+def kubeconfig_of(plane: TestPlane, account: str, namespace: str = names.SYSTEM_NAMESPACE) -> Path:
+    """A kubeconfig with nothing but a token of that ServiceAccount."""
+    token = plane.kubectl("-n", namespace, "create", "token", account).strip()
     cluster = {"server": f"https://127.0.0.1:{plane.api_port}", "certificate-authority": str(plane.ca_file)}
     document = {
         "apiVersion": "v1",
@@ -90,7 +96,7 @@ def install_account(plane: TestPlane) -> Path:
         "contexts": [{"name": "plane", "context": {"cluster": "plane", "user": "operator"}}],
         "current-context": "plane",
     }
-    path = plane.state_dir / "operator.kubeconfig"
+    path = plane.state_dir / f"{namespace}-{account}.kubeconfig"
     path.write_text(json.dumps(document))
     return path
 
@@ -388,9 +394,6 @@ def audit_of(plane: TestPlane, namespace: str, user: str) -> Iterator[Raw]:
             continue
         if event.get("objectRef", {}).get("namespace") == namespace:
             yield event
-
-
-OPERATOR_USER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.OPERATOR_NAME}"
 
 
 def writes_of_operator(plane: TestPlane, namespace: str) -> list[str]:

@@ -28,6 +28,7 @@ from emberline_contract.crd import all_crds
 from emberline_local import children, program
 from emberline_local.plane import Plane
 from emberline_local.progress import show_build
+from support.audit import OPERATOR_USER, lacked_rights
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,10 @@ def localplane(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def plane(localplane: Path) -> Iterator[TestPlane]:
-    """A control plane with Emberline's CRDs and an audit log; stopped and removed at the end of the session."""
+    """A control plane with Emberline's CRDs and an audit log; stopped and removed at the end of the session.
+
+    Ends with an error if the operator, in whatever test, was refused something for lack of rights.
+    """
     # Not below pytest's own folder: user-readable, short, and gone afterwards.
     state_dir = Path(tempfile.mkdtemp(prefix="emberline-plane-"))
     running = Plane(localplane, state_dir, {**os.environ, children.MARK: str(state_dir)}, audit_log=True)
@@ -123,6 +127,9 @@ def plane(localplane: Path) -> Iterator[TestPlane]:
                 test_plane.apply(*all_crds().values())
                 test_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
                 yield test_plane
+                lacked = lacked_rights(running.audit_file, OPERATOR_USER)
+                # Not the last test's fault: whichever it was, manifests/base/operator-rights.yaml lacks something.
+                assert not lacked, f"the operator was refused what it needs: {sorted(lacked)}"
             finally:
                 runner.run(running.stop())
     finally:

@@ -17,7 +17,6 @@ from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.accept import ClaimSource
 from emberline_operator.decision import Decision
 from emberline_operator.desired.child import Child
-from emberline_operator.desired.image import from_registry
 from emberline_operator.desired.quantity import canonical_quantity
 from emberline_operator.desired.scheduling import node_affinity, spread_over_zones, tolerations
 from emberline_operator.settings import Install
@@ -180,7 +179,7 @@ def _volumes(spec: InferenceEndpointSpec, source: ClaimSource, configmap: str, i
 def _engine(spec: InferenceEndpointSpec, source: ClaimSource, decision: Decision, image: str, install: Install) -> Json:
     container: Json = {
         "name": names.ENGINE_CONTAINER,
-        "image": from_registry(image, install.image_registry),
+        "image": image,
         "command": ["python", "-m", "emberline_runtime"],
         "args": ["--config", names.ENGINE_CONFIG_PATH],
         "env": _env(spec, install),

@@ -6,7 +6,7 @@ import copy
 
 from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
-from emberline_operator.desired.image import is_same_image
+from emberline_operator.desired.image import from_registry, is_same_image
 from emberline_operator.desired.template import annotation_of, configmap_of, image_of, signature, signed
 from emberline_operator.plan.ownership import owned_fields, owned_part
 from emberline_operator.settings import Install
@@ -15,11 +15,9 @@ from emberline_operator.snapshot import Json, Ref, Snapshot
 
 def choose_image(spec: InferenceEndpointSpec, install: Install, live: Json | None) -> str:
     """The image of a template that is made now: the user's, else with `engineUpdates: Manual` the live one, else ours."""
-    if spec.engine.image is not None:
-        return spec.engine.image
-    if spec.rollout.engine_updates == "Manual" and live is not None:
-        return image_of(live["spec"]["template"]) or install.runtime_image
-    return install.runtime_image
+    if spec.engine.image is None and spec.rollout.engine_updates == "Manual" and live is not None:
+        return image_of(live["spec"]["template"])
+    return from_registry(spec.engine.image or install.runtime_image, install.image_registry)
 
 
 def settle_template(

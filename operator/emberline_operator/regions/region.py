@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
 from emberline_contract import names
 from emberline_contract.region import GpuPool
-from emberline_contract.resources import InferenceEndpointSpec, Toleration
-from emberline_operator.snapshot import Json, NodeState, Taint
-
-_GPU_TAINTS: Final = (names.GPU_RESOURCE, names.AMD_GPU_RESOURCE)
+from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.hardware.taints import keeping_out
+from emberline_operator.snapshot import Json, NodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +70,4 @@ def nodes_of(region: Region, spec: InferenceEndpointSpec, nodes: Mapping[str, No
 
 def can_take_pods(node: NodeState, spec: InferenceEndpointSpec) -> bool:
     """Whether the scheduler would consider the node now: Ready, not cordoned, no taint that the pods do not tolerate."""
-    return node.is_ready and not node.is_cordoned and all(_is_tolerated(taint, node, spec) for taint in node.taints)
-
-
-def _is_tolerated(taint: Taint, node: NodeState, spec: InferenceEndpointSpec) -> bool:
-    if taint.effect == "PreferNoSchedule" or taint.key in _GPU_TAINTS or taint.key in node.gpus:
-        return True
-    return any(_fits(toleration, taint) for toleration in spec.placement.tolerations)
-
-
-def _fits(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect not in (None, taint.effect):
-        return False
-    if toleration.key is None:
-        return toleration.operator == "Exists"
-    if toleration.key != taint.key:
-        return False
-    return toleration.operator == "Exists" or (toleration.value or "") == taint.value
+    return node.is_ready and not node.is_cordoned and not keeping_out(node.taints, spec.placement.tolerations)

@@ -19,6 +19,10 @@ class ConfigFields:
         """Whether the field is there and not null."""
         return self._fields.get(name) is not None
 
+    def names(self) -> tuple[str, ...]:
+        """Those of all fields."""
+        return tuple(self._fields)
+
     def count(self, name: str, default: int | None = None) -> int:
         """An integer of at least 1."""
         value = self._get(name, default)

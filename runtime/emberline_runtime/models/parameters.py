@@ -47,7 +47,7 @@ class ModelParameters:
     """The output projection; where the model is tied it names what a checkpoint may hold besides the embedding."""
     tied: bool
     ignored_suffixes: tuple[str, ...] = ()
-    """Names that end so are buffers of old checkpoints: computed from the config, never read."""
+    """Names that end so are no parameters: buffers of old checkpoints, and what belongs to quantised ones."""
 
     def required(self) -> Iterator[Parameter]:
         """Every tensor that must be there."""

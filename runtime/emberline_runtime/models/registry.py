@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from emberline_runtime.models.config_fields import ConfigFields
 from emberline_runtime.models.errors import ModelConfigError, UnknownArchitectureError
 from emberline_runtime.models.parameters import ModelParameters
 from emberline_runtime.models.spec import ModelSpec
+from emberline_runtime.models.stored_weights import UNUSED_SCALES, WEIGHT_SCALE, read_stored_weights
 
 CONFIG_FILE = "config.json"
 
@@ -59,14 +61,15 @@ def make_spec(config: Mapping[str, object]) -> ModelSpec:
         raise UnknownArchitectureError(
             f"architecture {architecture!r} is not known; known are {', '.join(sorted(_FAMILIES))}"
         )
-    if config.get("quantization_config") is not None:
-        raise ModelConfigError(
-            "config.json: field 'quantization_config' is set; quantised checkpoints are not served yet, "
-            "use the 16-bit checkpoint of the model"
-        )
-    return family.make_spec(architecture, ConfigFields(config))
+    fields = ConfigFields(config)
+    stored_weights = read_stored_weights(fields)
+    return replace(family.make_spec(architecture, fields), stored_weights=stored_weights)
 
 
 def make_parameters(spec: ModelSpec) -> ModelParameters:
     """The tensors that a checkpoint of this spec holds."""
-    return _FAMILIES[spec.architecture].make_parameters(spec)
+    parameters = _FAMILIES[spec.architecture].make_parameters(spec)
+    if spec.stored_weights is None:
+        return parameters
+    suffixes = (*parameters.ignored_suffixes, WEIGHT_SCALE, *UNUSED_SCALES)
+    return replace(parameters, ignored_suffixes=suffixes)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from emberline_runtime.models.stored_weights import StoredWeights
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
@@ -96,3 +98,5 @@ class ModelSpec:
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None
+    stored_weights: StoredWeights | None = None
+    """Eight bits that the checkpoint's linear layers have already; None: none."""

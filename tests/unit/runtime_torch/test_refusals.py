@@ -41,6 +41,14 @@ def test_int4_is_refused_with_the_remedy() -> None:
     assert "fp8 or int8" in reason
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_quantising_on_top_of_a_quantised_checkpoint_is_refused(quantization: str) -> None:
+    stored = replace(SPEC, stored_weights="fp8")
+    assert refusals(stored, CONFIG) == []
+    (reason,) = refusals(stored, CONFIG.model_copy(update={"quantization": quantization}))
+    assert reason == f"quantization {quantization!r}: the checkpoint's weights are fp8 already; leave it unset"
+
+
 def test_a_folder_without_a_spec_is_refused() -> None:
     assert refusals(None, CONFIG)
 

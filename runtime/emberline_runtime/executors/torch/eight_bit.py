@@ -46,6 +46,12 @@ class EightBitMatrix:
         self.values[first_row:rows_end] = values
         self.scales[first_row:rows_end] = scales
 
+    def write_stored(self, first_row: int, values: torch.Tensor, scales: torch.Tensor) -> None:
+        """Put rows that are in eight bits already in their place; `scales` has one number a row, or one for all."""
+        rows_end = first_row + len(values)
+        self.values[first_row:rows_end] = values
+        self.scales[first_row:rows_end] = scales.reshape(-1, 1)
+
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """The matrix in `dtype`, each element rounded once."""
         if self.values.dtype == FP8:

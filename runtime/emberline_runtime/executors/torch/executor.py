@@ -89,7 +89,7 @@ class TorchExecutor:
         memory = self._memory()
         dtype = _DTYPES[config.dtype]
         with torch.inference_mode():
-            quantiser = self._decide_quantiser(config, dtype)
+            quantiser = self._decide_quantiser(spec, config, dtype)
             weights = load_weights(model.path, make_parameters(spec), dtype, self._device, quantiser)
             log.info("weights", extra={"details": _describe(weights.num_bytes, config, quantiser)})
             self._model = Model(spec, weights, is_exact=self._is_exact)
@@ -131,13 +131,13 @@ class TorchExecutor:
         for name in ("_model", "_kv"):
             self.__dict__.pop(name, None)
 
-    def _decide_quantiser(self, config: EngineConfig, dtype: torch.dtype) -> Quantiser | None:
-        kind = config.quantization
+    def _decide_quantiser(self, spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> Quantiser | None:
+        kind = spec.stored_weights or config.quantization
         if kind is None:
             return None
         if kind == "int4":
             raise ValueError("int4 weights are not computed; the registry refuses them")
-        return Quantiser(kind, decide_product(kind, self._device, dtype))
+        return Quantiser(kind, decide_product(kind, self._device, dtype), is_stored=spec.stored_weights is not None)
 
     def _make_cache(self, spec: ModelSpec, config: EngineConfig, memory: MemoryAllowance, weights_bytes: int) -> None:
         """`memory` is what there was before the weights came."""

@@ -81,7 +81,7 @@ class Int8KernelLinear:
 
     def __init__(self, matrix: EightBitMatrix, bias: torch.Tensor | None) -> None:
         self._values = matrix.values
-        self._scales = matrix.scales[:, 0].bfloat16()  # exact: see quantise_rows
+        self._scales = matrix.scales[:, 0].bfloat16()  # exact: see make_linear
         self._bias = bias
 
     @property
@@ -162,11 +162,15 @@ def takes_eight_bits(kind: EightBit, num_out: int, num_in: int) -> bool:
 
 
 def make_linear(matrix: EightBitMatrix, bias: torch.Tensor | None, product: Product) -> Linear:
-    """The layer that computes the decided product, or turns weights back where the matrix's shape does not allow it."""
+    """The layer that computes the decided product, or turns weights back where the matrix does not allow it."""
+    num_out, num_in = matrix.values.shape
     match product:
-        case Product.FP8_ROWS | Product.FP8_TENSOR:
+        case Product.FP8_ROWS | Product.FP8_TENSOR if takes_eight_bits("fp8", num_out, num_in):
             return Fp8Linear(matrix, bias, by_row=product is Product.FP8_ROWS)
-        case Product.INT8_KERNEL if matrix.values.shape[1] % EIGHT_BIT_MULTIPLE == 0:
+        # The kernel takes scales in bf16 only. Ours are such numbers; those of a checkpoint need not be.
+        case Product.INT8_KERNEL if num_in % EIGHT_BIT_MULTIPLE == 0 and torch.equal(
+            matrix.scales, matrix.scales.bfloat16().float()
+        ):
             return Int8KernelLinear(matrix, bias)
         case _:
             return DequantisedLinear(matrix, bias)

@@ -15,6 +15,10 @@ def refusals(spec: ModelSpec | None, config: EngineConfig) -> list[str]:
         reasons.append("quantization 'int4': weights become fp8 or int8 while they are loaded; choose one of them")
     if spec is None:
         return [*reasons, "the model folder has no spec that could be read"]
+    if spec.stored_weights is not None and config.quantization is not None:
+        reasons.append(
+            f"quantization {config.quantization!r}: the checkpoint's weights are {spec.stored_weights} already; leave it unset"
+        )
     return reasons + _model_refusals(spec)
 
 

@@ -62,10 +62,15 @@ def relation(node: NodeState, labels: Mapping[str, str]) -> Literal["Inside", "U
     return "Inside" if all(key in node.labels for key in labels) else "Unknown"
 
 
+def is_node_of(node: NodeState, region: Region, spec: InferenceEndpointSpec) -> bool:
+    """Whether a node is the region's and carries what `placement.nodeSelector` asks for."""
+    asked = spec.placement.node_selector
+    return relation(node, region.node_labels) == "Inside" and (not asked or relation(node, asked) == "Inside")
+
+
 def nodes_of(region: Region, spec: InferenceEndpointSpec, nodes: Mapping[str, NodeState]) -> tuple[NodeState, ...]:
-    """The region's nodes that carry what `placement.nodeSelector` asks for, by name."""
-    labels = {**region.node_labels, **spec.placement.node_selector}
-    return tuple(node for _, node in sorted(nodes.items()) if relation(node, labels) == "Inside")
+    """The region's nodes that an endpoint may use, by name."""
+    return tuple(node for _, node in sorted(nodes.items()) if is_node_of(node, region, spec))
 
 
 def can_take_pods(node: NodeState, spec: InferenceEndpointSpec) -> bool:

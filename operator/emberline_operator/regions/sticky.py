@@ -25,7 +25,7 @@ from emberline_operator.hardware.classes import classes_of
 from emberline_operator.hardware.gpu_table import GpuTable
 from emberline_operator.hardware.inventory import Hardware, hardware_of
 from emberline_operator.regions.recall import recall
-from emberline_operator.regions.region import Region, can_take_pods, nodes_of
+from emberline_operator.regions.region import Region, can_take_pods, is_node_of, nodes_of
 from emberline_operator.snapshot import Json, NodeState, Snapshot, time_text
 
 IMPOSSIBLE_FOR: Final = timedelta(minutes=5)
@@ -144,9 +144,15 @@ class _Case:
 
     def is_possible(self, choice: Choice) -> bool:
         """Whether a node that can take pods now, or a pool, could hold the choice."""
+        if self.is_cpu and not self.region.node_labels:
+            return True
+        # Every pass asks this, and the first node is mostly enough.
+        able = (
+            n for n in self.seen.nodes.values() if is_node_of(n, self.region, self.spec) and can_take_pods(n, self.spec)
+        )
         if self.is_cpu:
-            return bool(self.able) or not self.region.node_labels
-        return is_possible(choice, self.hardware)
+            return any(True for _ in able)
+        return is_possible(choice, self._hardware(())) or any(is_possible(choice, self._hardware((n,))) for n in able)
 
     def choose_now(self) -> Choice | NoChoice:
         """The choice among nodes that can take pods now, and pools."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from emberline_contract import names
 from emberline_contract.conditions import Reason
 from emberline_contract.quantities import duration_s
 from emberline_contract.resources import InferenceEndpointSpec
@@ -66,6 +68,20 @@ def accept(endpoint: Json) -> Accepted | Rejection:
     return Accepted(spec, source)
 
 
+def residency_of(endpoint: Json, regions: Iterable[str]) -> InferenceEndpointSpec:
+    """A spec with the residency of one that cannot be acted on; `regions` has objects of the endpoint.
+
+    Of a placement that cannot be read itself, the strictest is left: engines stay in the regions that they were placed in.
+    """
+    model = {"source": "pvc://unread"}
+    given = endpoint.get("spec", {}).get("placement", {})
+    try:
+        return InferenceEndpointSpec.model_validate({"model": model, "placement": given})
+    except ValidationError:
+        named = [region for region in regions if region != names.DEFAULT_REGION]
+        return InferenceEndpointSpec.model_validate({"model": model, "placement": {"regions": named}})
+
+
 def _complaints(error: ValidationError) -> list[str]:
     return [
         f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}; correct or remove the field"
@@ -78,6 +94,8 @@ def _wrong_durations(spec: InferenceEndpointSpec) -> list[str]:
     durations = (
         ("scaling.idleAfter", spec.scaling.idle_after),
         ("scaling.activationTimeout", spec.scaling.activation_timeout),
+        ("scaling.scaleDownStabilization", spec.scaling.scale_down_stabilization),
+        ("placement.residency.absenceGrace", spec.placement.residency.absence_grace),
         ("serving.heartbeat", spec.serving.heartbeat),
         ("rollout.drainTimeout", spec.rollout.drain_timeout),
     )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,12 +19,14 @@ import kopf
 from emberline_operator.cluster.api import Api
 from emberline_operator.cluster.caches import Caches, Key, key_of
 from emberline_operator.cluster.election import Election
+from emberline_operator.cluster.events import EventWriter
+from emberline_operator.cluster.features import read_features
 from emberline_operator.cluster.kinds import ENDPOINTS, PODS, WATCHED, Kind
 from emberline_operator.cluster.lease import Lease
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.demand import Gateways, running_gateways
 from emberline_operator.errors import ClusterError, LostLeadershipError, NotFoundError, SettingsError
-from emberline_operator.handlers import login, signals, watches
+from emberline_operator.handlers import login, watches
 from emberline_operator.health import Health, Metrics, serve
 from emberline_operator.leadership import Gate
 from emberline_operator.reconcile.passes import Reconciler
@@ -66,7 +69,7 @@ async def run(settings: Settings, *, stop: asyncio.Event | None = None, ready: a
     gate = Gate(time.monotonic, times)
     api = await Api.connect(settings.kubeconfig, may_write=gate.may_write)
     lease_api = await Api.connect(settings.kubeconfig, timeout_s=times.request_timeout_s)
-    lease = Lease(lease_api, lambda: datetime.now(UTC))
+    lease = Lease(lease_api, _now)
     identity = f"{settings.pod_name}_{secrets.token_hex(4)}"
     # Gateways are asked seldom: a connection that is kept would only outlive its gateway.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
@@ -106,8 +109,9 @@ class _Replica:
             clock=time.monotonic,
         )
         writer = Writer(api, self._caches, self._metrics.on_write)
-        reconciler = Reconciler(self._caches, writer, gateways, settings.install, lambda: datetime.now(UTC))
-        self._queue = Queue(_measured(reconciler.reconcile, self._metrics), time.monotonic)
+        events = EventWriter(api, settings.pod_name, _now)
+        self._reconciler = Reconciler(self._caches, writer, gateways, events, settings.install, _now)
+        self._queue = Queue(_measured(self._reconciler.reconcile, self._metrics), time.monotonic)
 
     async def run(self, stop: asyncio.Event | None, ready: asyncio.Event) -> None:
         """Run until stopped; leadership and whatever else breaks comes out as a group of errors."""
@@ -115,10 +119,9 @@ class _Replica:
         registry = kopf.OperatorRegistry()
         login.register(registry, settings.kubeconfig)
         watches.register(registry, self._caches, self._enqueue, self._on_event)
-        if stop is None:
-            stop = asyncio.Event()
-            signals.register(registry, stop.set)
+        is_process, stop = stop is None, stop or asyncio.Event()
         async with serve([settings.host], settings.health_port, self._health, self._metrics, self._leads):
+            self._reconciler.features = await read_features(self._api)
             # kopf gives no sign when its first lists are through; so all is listed here before the first pass.
             await self._list()
             ready.set()
@@ -131,15 +134,25 @@ class _Replica:
                     group.create_task(self._end(stop, leading, halt), name="end"),
                 ]
                 _log.info("watching; %d endpoints", len(self._caches[ENDPOINTS]))
-                await kopf.operator(
-                    registry=registry,
-                    settings=watches.kopf_settings(),
-                    standalone=True,
-                    stop_flag=halt,
-                    **watches.scope(settings.watch_namespaces),
-                )
+                await self._watch(registry, halt, stop if is_process else None)
                 for task in background:
                     task.cancel()
+
+    async def _watch(self, registry: kopf.OperatorRegistry, halt: asyncio.Event, on_signal: asyncio.Event | None) -> None:
+        """Run kopf until `halt`. kopf cancels every task that is not ignored: those there are now."""
+        ours = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=registry,
+            settings=watches.kopf_settings(),
+            standalone=True,
+            stop_flag=halt,
+            **watches.scope(self._settings.watch_namespaces),
+        )
+        if on_signal is not None:
+            # Instead of kopf's own, which stop it before the passes in flight have ended.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, on_signal.set)
+        await kopf.run_tasks(tasks, ignored=ours)
 
     def _leads(self) -> bool:
         return self._election.has_won
@@ -214,6 +227,10 @@ class _Replica:
                 await self._list(doubtful)
             except ClusterError as error:
                 _log.warning("second look failed: %s", error)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _first(group: BaseExceptionGroup[LostLeadershipError]) -> LostLeadershipError:

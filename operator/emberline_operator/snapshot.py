@@ -164,8 +164,6 @@ class Snapshot:
     looked_up: Mapping[Ref, Json | None] = field(default_factory=dict)
     """Answers of the API server about objects that are not among `children`; None: not there."""
     pods: tuple[PodState, ...] = ()
-    demand: Demand | None = None
-    """None: not asked yet."""
     status_written: datetime | None = None
     """When this process last wrote the endpoint's status."""
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
@@ -182,6 +180,8 @@ class Snapshot:
     rivals: tuple[Rival, ...] = ()
     """Other endpoints with the same `model.servedName`, the oldest first."""
     features: Features = Features()
+    foreign_hpas: tuple[Json, ...] = ()
+    """HorizontalPodAutoscalers of others whose target is a Deployment of the endpoint."""
 
     @property
     def namespace(self) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 
 from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
-from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Plan, Scale, Sleep
+from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Evict, FillReplicas, Plan, Scale, Sleep
 from emberline_operator.plan.conditions import status_object
 from emberline_operator.plan.decide import decide
 from emberline_operator.settings import Install
-from emberline_operator.snapshot import Demand, GatewayView, PodState, Ref, Snapshot, time_text
+from emberline_operator.snapshot import Demand, GatewayView, NodeState, PodState, Ref, Snapshot, time_text
 
 Raw = dict[str, Any]
 
@@ -29,7 +29,8 @@ CHILD = Ref("Deployment", "tiny--default")
 UID = "11111111-0000-4000-8000-000000000001"
 _ATOMIC = frozenset(
     {"selector", "nodeSelector", "tolerations", "fieldRef", "args", "command", "drop", "matchLabels",
-     "requiredDuringSchedulingIgnoredDuringExecution", "regions"}
+     "requiredDuringSchedulingIgnoredDuringExecution", "regions", "labelSelector", "matchLabelKeys", "items", "secretKeyRef",
+     "configMapKeyRef"}
 )  # fmt: skip
 _KEYS = {
     "containers": ("name",),
@@ -37,9 +38,11 @@ _KEYS = {
     "volumes": ("name",),
     "volumeMounts": ("mountPath",),
     "ownerReferences": ("uid",),
+    "imagePullSecrets": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "conditions": ("type",),
 }
-_WHOLE_ITEMS = frozenset({"ownerReferences"})
+_WHOLE_ITEMS = frozenset({"ownerReferences", "imagePullSecrets"})
 
 
 def fields_of(body: Raw) -> Raw:
@@ -91,7 +94,8 @@ def make_endpoint(
     """An InferenceEndpoint with the CRD's defaults; keyword arguments replace parts of the spec."""
     given = {"model": {"source": "pvc://models/tiny"}, "accelerator": {"kind": "Cpu"}, **spec}
     full = InferenceEndpointSpec.model_validate(given).model_dump(mode="json", by_alias=True, exclude_none=True)
-    metadata = {"name": name, "namespace": namespace, "uid": UID, "generation": generation}
+    metadata = {"name": name, "namespace": namespace, "uid": UID, "generation": generation,
+                "creationTimestamp": time_text(NOW)}  # fmt: skip
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.ENDPOINT_KIND,
@@ -101,11 +105,14 @@ def make_endpoint(
     }
 
 
+EU_LABELS = {names.LABEL_TOPOLOGY_REGION: "eu"}
 BOUND: Raw = {"models": {"kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "status": {"phase": "Bound"}}}
 
 
 def make_pod_state(name: str = "tiny-1", *, age_s: float = 60, ready_s: float | None = None, **state: Any) -> PodState:
     """A pod that was made `age_s` ago and, if `ready_s` is given, became ready so long ago."""
+    if ready_s is not None:
+        state.setdefault("node", f"node-of-{name}")
     return PodState(
         name=name,
         template_hash=state.pop("template_hash", ""),
@@ -131,6 +138,8 @@ class Store:
     children: dict[Ref, Raw] = field(default_factory=dict)
     pods: tuple[PodState, ...] = ()
     demand: Demand | None = None
+    """What the gateways answer, whatever the region; None: they have seen nothing for long."""
+    nodes: dict[str, NodeState] = field(default_factory=lambda: {"n-eu": NodeState("n-eu", EU_LABELS)})
     status_written: datetime | None = None
     history: list[int] = field(default_factory=list)
     """Every value that replicas of any Deployment has had."""
@@ -145,7 +154,7 @@ class Store:
             "regions": self.regions,
             "children": dict(self.children),
             "pods": self.pods,
-            "demand": self.demand,
+            "nodes": self.nodes,
             "status_written": self.status_written,
         }
         return Snapshot(**{**seen, **changes})
@@ -160,8 +169,8 @@ class Store:
                 case Ask(objects=objects, demand_of=region):
                     assert objects or region
                     looked_up = {**seen.looked_up, **dict.fromkeys(objects)}
-                    demand = seen.demand if region is None else seen.demand or quiet()
-                    seen = Snapshot(**{**_parts(seen), "looked_up": looked_up, "demand": demand})
+                    demands = dict(seen.demands) if region is None else {**seen.demands, region: self.demand or quiet()}
+                    seen = Snapshot(**{**_parts(seen), "looked_up": looked_up, "demands": demands})
 
     def settle(self, install: Install = INSTALL, now: datetime = NOW) -> Plan:
         """Pass after pass until nothing is written; gives the last, quiet one."""
@@ -189,6 +198,14 @@ class Store:
                     self._scale(action.scale if isinstance(action, Sleep) else action)
                 case Delete(ref=ref, uid=uid):
                     assert self.children.pop(ref)["metadata"]["uid"] == uid
+                case Evict(pod=name, uid=uid):
+                    assert [pod.uid for pod in self.pods if pod.name == name] == [uid]
+                    self.pods = tuple(pod for pod in self.pods if pod.name != name)
+                case FillReplicas(replicas=replicas):
+                    spec = {**self.endpoint["spec"], "replicas": replicas}
+                    self.endpoint = {**self.endpoint, "spec": spec}
+                case _:
+                    raise AssertionError(action)
 
     def _apply(self, action: Apply) -> None:
         ref, body = action.ref, copy.deepcopy(action.body)

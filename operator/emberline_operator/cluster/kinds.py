@@ -73,7 +73,7 @@ def trimmed(obj: Json) -> Json:
         case NODES.kind:
             return _node(obj)
         case API_SERVICES.kind:
-            spec = {"service": obj.get("spec", {}).get("service")}
+            spec = {key: value for key, value in obj.get("spec", {}).items() if key in ("group", "service")}
             return {"kind": obj["kind"], "metadata": _identity(obj), "spec": spec, "status": _conditions(status)}
         case DEPLOYMENTS.kind:
             return {**obj, "metadata": _signed(metadata), "status": {**status, **_conditions(status)}}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 from emberline_contract import names
 from emberline_operator.cluster.api import APPLY, MERGE, Api
 from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import BY_KIND, CHILDREN, ENDPOINTS, PODS
 from emberline_operator.errors import ConflictError, NotFoundError
-from emberline_operator.snapshot import Json, Ref
+from emberline_operator.snapshot import Json, Ref, time_text
 
 
 class Writer:
@@ -100,10 +101,10 @@ class Writer:
         except NotFoundError:
             return
 
-    async def set_deletion_cost(self, namespace: str, pod: str, *, uid: str, cost: int) -> None:
-        """Write a pod's deletion cost. A pod that is gone, or another one of that name, needs none."""
+    async def set_deletion_cost(self, namespace: str, pod: str, *, uid: str, cost: int, at: datetime) -> None:
+        """Write a pod's deletion cost and when that was. A pod that is gone, or another one of that name, needs none."""
         self._on_write(PODS.kind, "patch")
-        annotations = {names.POD_DELETION_COST: str(cost)}
+        annotations = {names.POD_DELETION_COST: str(cost), names.ANNOTATION_DELETION_COST_TIME: time_text(at)}
         body = {"metadata": {"uid": uid, "annotations": annotations}}
         try:
             await self._api.request("PATCH", PODS.path(namespace, pod), body=body, content_type=MERGE)

@@ -1,136 +1,119 @@
-"""Which child objects to write, so that the live ones become the desired ones and nobody else's object is touched."""
+"""Which child objects of one region to write, so that the live ones become the desired ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 
 from emberline_contract import names
 from emberline_operator.accept import Accepted
+from emberline_operator.decision import Decision, RegionPlacement
 from emberline_operator.desired.child import Child
 from emberline_operator.desired.configmap import configmap_name, engine_config, make_configmap
 from emberline_operator.desired.deployment import make_deployment
+from emberline_operator.desired.pdb import make_pdb
 from emberline_operator.desired.service import make_service
-from emberline_operator.desired.template import configmap_of, make_template, signature, signed, template_inputs
-from emberline_operator.placement import Placement
-from emberline_operator.plan.actions import Action, Apply, Ask, Delete
+from emberline_operator.desired.template import configmap_of, make_template, signature, template_inputs
+from emberline_operator.plan.actions import Action, Apply, Delete
+from emberline_operator.plan.belonging import find, is_ours, own
 from emberline_operator.plan.ownership import needs_write, owned_fields, owned_part
 from emberline_operator.plan.replicas import (
-    first_replicas,
+    applied_replicas,
+    created_with,
     hand_over_replicas,
     others_own_replicas,
     replicas_of,
-    replicas_to_apply,
 )
-from emberline_operator.precision import Precision
+from emberline_operator.plan.rollout import Rollout, judge_rollout
+from emberline_operator.plan.template import choose_image, settle_template
+from emberline_operator.regions.record import to_text
 from emberline_operator.settings import Install
 from emberline_operator.snapshot import Json, Ref, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Belonging:
-    """Objects with a child's name that are not this endpoint's."""
-
-    strangers: Mapping[Ref, str] = field(default_factory=dict)
-    """Somebody else's, with the owner in words."""
-    leftovers: frozenset[Ref] = frozenset()
-    """Of an earlier endpoint of the same name; the garbage collector is about to delete them."""
-
-
-@dataclass(frozen=True, slots=True)
 class Desired:
-    """The objects that an endpoint should have in its region."""
+    """The objects that an endpoint should have in one region."""
 
     child: Child
-    configmap: Json | None
-    """None: the one that the template names is there and stays."""
-    service: Json
-    deployment: Json
+    objects: tuple[Json, ...]
+    """In the order of writing: what a pod mounts comes before the pod."""
+    deployment: Json | None = None
+    """None: there is none and none may be made."""
+    rollout: Rollout | None = None
+    first_replicas: int = 0
+    """What a Deployment that is created now begins with."""
 
     @property
-    def configmap_name(self) -> str:
-        """The ConfigMap that the template names."""
-        return configmap_of(self.deployment["spec"]["template"])
+    def refs(self) -> tuple[Ref, ...]:
+        """Names of the objects."""
+        return tuple(Ref(body["kind"], body["metadata"]["name"]) for body in self.objects)
 
     @property
-    def objects(self) -> tuple[Json, ...]:
-        """In the order of writing: what a pod mounts comes before the pod."""
-        first = () if self.configmap is None else (self.configmap,)
-        return (*first, self.service, self.deployment)
+    def deployment_ref(self) -> Ref:
+        """The Deployment, be it there or not."""
+        return Ref("Deployment", self.child.name)
 
 
 def make_desired(
-    seen: Snapshot, accepted: Accepted, placement: Placement, precision: Precision, install: Install
+    seen: Snapshot, accepted: Accepted, placement: RegionPlacement, install: Install, now: datetime, *, takes_over: bool
 ) -> Desired:
-    """The desired objects, given what lives."""
-    spec = accepted.spec
+    """The desired objects of a region, given what lives.
+
+    `takes_over`: engines of a region that the endpoint has left go on until one answers here, so one is started.
+    """
     child = Child(seen.namespace, seen.name, seen.uid, placement.region)
-    content = engine_config(child, spec, precision).to_json()
-    inputs = template_inputs(spec, placement)
+    live = own(seen, Ref("Deployment", child.name))
+    decision = placement.decision
+    if decision is None or (live is None and not (placement.may_start and placement.is_wanted)):
+        return Desired(child, ())
+    if placement.keeps_template and live is not None:
+        return _kept(child, live, decision)
+    spec = accepted.spec
+    content = engine_config(child, spec, decision.choice).to_json()
+    inputs = template_inputs(spec, decision)
     made = make_template(
         child,
         spec,
         accepted.source,
-        placement,
-        image=spec.engine.image or install.runtime_image,
+        decision,
+        image=choose_image(spec, install, live),
         configmap=configmap_name(child, content),
+        install=install,
     )
-    live = find(seen, Ref("Deployment", child.name))
-    template = settle_template(made, inputs, live, seen)
-    return Desired(
+    template = settle_template(made, inputs, live, seen, spec, install)
+    rollout = judge_rollout(
+        spec, seen, placement.region, live, template, decision, now, patience_s=install.surge_patience_s
+    )
+    first = max(created_with(spec), int(takes_over))
+    deployment = make_deployment(
         child,
-        make_configmap(child, content) if configmap_of(template) == configmap_name(child, content) else None,
-        make_service(child),
-        make_deployment(child, spec, template, inputs=inputs, replicas=replicas_to_apply(live, spec.scaling)),
+        template,
+        inputs=inputs,
+        placement=to_text(decision),
+        strategy=rollout.strategy,
+        drain_timeout_s=spec.rollout.drain_timeout_s,
+        replicas=first if live is None else applied_replicas(live, spec),
     )
+    is_made_from_it = configmap_of(template) == configmap_name(child, content)
+    configmaps = (make_configmap(child, content),) if is_made_from_it else ()
+    objects = (*configmaps, make_service(child), make_pdb(child), deployment)
+    return Desired(child, objects, deployment, rollout, first)
 
 
-def settle_template(made: Json, inputs: str, live: Json | None, seen: Snapshot) -> Json:
-    """The live template if it was made from the same inputs and is still as it was made, else `made`.
-
-    So a new operator, another default image or a change of `rollout` replaces no pod, and an edit by hand is undone.
-    """
-    if live is None or live["metadata"].get("annotations", {}).get(names.ANNOTATION_TEMPLATE_INPUTS) != inputs:
-        return made
-    fields = owned_fields(live, names.OPERATOR_MANAGER).get("f:spec", {}).get("f:template", {})
-    kept = owned_part(live["spec"]["template"], fields)
-    if not signature(kept) or not kept.keys() >= {"metadata", "spec"} or signature(signed(kept)) != signature(kept):
-        return made
-    configmap = configmap_of(kept)
-    is_there = configmap == configmap_of(made) or Ref("ConfigMap", configmap) in seen.children
-    return kept if is_there else made
+def _kept(child: Child, live: Json, decision: Decision) -> Desired:
+    """A region where no engine may be started: its Deployment stays as it is, but for the record of the decision."""
+    fields = owned_fields(live, names.OPERATOR_MANAGER)
+    body: Json = owned_part({key: live[key] for key in ("metadata", "spec")}, fields)
+    if not body.get("spec") or not body.get("metadata"):
+        return Desired(child, (), live)
+    metadata = {**body["metadata"], "name": child.name, "namespace": child.namespace}
+    metadata["annotations"] = {**metadata.get("annotations", {}), names.ANNOTATION_PLACEMENT: to_text(decision)}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body["spec"]}
+    return Desired(child, (make_service(child), make_pdb(child), deployment), deployment)
 
 
-def find(seen: Snapshot, ref: Ref) -> Json | None:
-    """The live object, whoever's it is; None if it is not there or not known."""
-    return seen.children.get(ref) or seen.looked_up.get(ref)
-
-
-def is_ours(live: Json, seen: Snapshot) -> bool:
-    """Whether this very endpoint controls the object."""
-    return _controller(live).get("uid") == seen.uid
-
-
-def sort_out(refs: Sequence[Ref], seen: Snapshot) -> Ask | Belonging:
-    """Whether anything stands where children shall be."""
-    unknown = frozenset(ref for ref in refs if ref not in seen.children and ref not in seen.looked_up)
-    if unknown:
-        return Ask(objects=unknown)
-    strangers: dict[Ref, str] = {}
-    leftovers = set()
-    for ref in refs:
-        live = find(seen, ref)
-        if live is None or is_ours(live, seen):
-            continue
-        owner = _controller(live)
-        if owner.get("kind") == names.ENDPOINT_KIND and owner.get("name") == seen.name:
-            leftovers.add(ref)
-        else:
-            strangers[ref] = f"{owner['kind']} {owner['name']}" if owner else "no controller"
-    return Belonging(strangers, frozenset(leftovers))
-
-
-def plan_children(desired: Desired, seen: Snapshot, accepted: Accepted) -> tuple[Action, ...]:
+def plan_children(desired: Desired, seen: Snapshot) -> tuple[Action, ...]:
     """The writes. All objects are known to be absent or ours."""
     actions: list[Action] = []
     for body in desired.objects:
@@ -141,47 +124,59 @@ def plan_children(desired: Desired, seen: Snapshot, accepted: Accepted) -> tuple
         elif needs_write(live, body, names.OPERATOR_MANAGER):
             metadata = {**body["metadata"], "uid": live["metadata"]["uid"]}
             actions.append(Apply({**body, "metadata": metadata}, names.OPERATOR_MANAGER, f"update {ref}"))
-    live = find(seen, Ref("Deployment", desired.child.name))
-    if live is None:
-        actions.append(hand_over_replicas(desired.deployment, None, first_replicas(accepted.spec.scaling)))
-    elif not others_own_replicas(live):
-        actions.append(hand_over_replicas(desired.deployment, live, replicas_of(live)))
-    return (*actions, *_removals(desired, seen))
+    if desired.deployment is not None and desired.objects:
+        live = find(seen, desired.deployment_ref)
+        if live is None:
+            actions.append(hand_over_replicas(desired.deployment, None, desired.first_replicas))
+        elif not others_own_replicas(live):
+            actions.append(hand_over_replicas(desired.deployment, live, replicas_of(live)))
+    return (*actions, *_unused_configmaps(desired, seen))
 
 
 def is_template_new(desired: Desired, live: Json | None) -> bool:
     """Whether the desired template is not the live one yet."""
+    if desired.deployment is None:
+        return False
     return live is None or signature(live["spec"]["template"]) != signature(desired.deployment["spec"]["template"])
 
 
-def _removals(desired: Desired, seen: Snapshot) -> list[Action]:
-    removals: list[Action] = []
-    for ref, live in sorted(seen.children.items()):
-        if not is_ours(live, seen) or "deletionTimestamp" in live["metadata"]:
-            continue
-        region = live["metadata"].get("labels", {}).get(names.LABEL_REGION)
-        if region != desired.child.region:
-            removals.append(Delete(ref, live["metadata"]["uid"], f"delete {ref}: the endpoint left region {region}"))
-        elif ref.kind == "ConfigMap" and ref.name != desired.configmap_name and _is_unused(ref.name, desired, seen):
-            removals.append(Delete(ref, live["metadata"]["uid"], f"delete {ref}: no pod uses it any more"))
-    return removals
+def remove_region(region: str, seen: Snapshot) -> tuple[Action, ...]:
+    """Delete all that the endpoint has in a region; what would start engines anew comes first."""
+    order = {"HorizontalPodAutoscaler": 0, "Deployment": 1}
+    own_there = [
+        (ref, live)
+        for ref, live in sorted(seen.children.items(), key=lambda item: (order.get(item[0].kind, 2), item[0]))
+        if is_ours(live, seen) and region_of(live) == region and "deletionTimestamp" not in live["metadata"]
+    ]
+    why = f"the endpoint left region {region}"
+    return tuple(Delete(ref, live["metadata"]["uid"], f"delete {ref}: {why}") for ref, live in own_there)
 
 
-def _is_unused(configmap: str, desired: Desired, seen: Snapshot) -> bool:
-    """Whether no pod mounts the ConfigMap and no ReplicaSet will make one that does: the rollout is over."""
-    live = find(seen, Ref("Deployment", desired.child.name))
-    if live is None or is_template_new(desired, live):
-        return False
+def region_of(live: Json) -> str | None:
+    """The region that a child is labelled with."""
+    region: str | None = live["metadata"].get("labels", {}).get(names.LABEL_REGION)
+    return region
+
+
+def _unused_configmaps(desired: Desired, seen: Snapshot) -> list[Action]:
+    """ConfigMaps of earlier generations that no pod mounts and no ReplicaSet will need: the roll-out is over."""
+    live = find(seen, desired.deployment_ref)
+    if live is None or desired.deployment is None or is_template_new(desired, live) or not _is_rolled_out(live):
+        return []
+    newest = configmap_of(desired.deployment["spec"]["template"])
+    used = {newest, *(name for pod in seen.pods for name in pod.config_maps)}
+    return [
+        Delete(ref, old["metadata"]["uid"], f"delete {ref}: no pod uses it any more")
+        for ref, old in sorted(seen.children.items())
+        if ref.kind == "ConfigMap"
+        and ref.name not in used
+        and region_of(old) == desired.child.region
+        and is_ours(old, seen)
+        and "deletionTimestamp" not in old["metadata"]
+    ]
+
+
+def _is_rolled_out(live: Json) -> bool:
     status = live.get("status", {})
-    is_over = status.get("observedGeneration") == live["metadata"].get("generation") and status.get(
-        "replicas", 0
-    ) == status.get("updatedReplicas", 0)
-    return is_over and not any(configmap in pod.config_maps for pod in seen.pods)
-
-
-def _controller(live: Json) -> Json:
-    for owner in live["metadata"].get("ownerReferences", ()):
-        if owner.get("controller"):
-            reference: Json = owner
-            return reference
-    return {}
+    is_seen = status.get("observedGeneration") == live["metadata"].get("generation")
+    return bool(is_seen and status.get("replicas", 0) == status.get("updatedReplicas", 0))

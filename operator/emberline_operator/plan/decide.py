@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from emberline_contract import names
 from emberline_contract.conditions import Reason
-from emberline_contract.resources import ScalingSpec
-from emberline_operator.accept import Accepted, Rejection, accept
-from emberline_operator.placement import Placement, Unplaced, place
-from emberline_operator.plan.actions import Action, Apply, Ask, Plan, Scale, Sleep
-from emberline_operator.plan.children import (
-    Belonging,
-    find,
-    is_ours,
-    is_template_new,
-    make_desired,
-    plan_children,
-    sort_out,
-)
-from emberline_operator.plan.idle import Idleness, judge_idleness
-from emberline_operator.plan.readiness import awake_since
-from emberline_operator.plan.replicas import clamp, replicas_of, scale_to
-from emberline_operator.plan.status import Findings, make_status
+from emberline_operator.accept import Accepted, Rejection, accept, residency_of
+from emberline_operator.decision import RegionPlacement
+from emberline_operator.hardware.gpu_table import make_table
+from emberline_operator.plan.actions import Action, Ask, Evict, Plan
+from emberline_operator.plan.belonging import Belonging, own_deployments, sort_out
+from emberline_operator.plan.children import make_desired
+from emberline_operator.plan.findings import Findings, RegionFindings
+from emberline_operator.plan.notices import notices_of
+from emberline_operator.plan.region import Case, RegionPlan, plan_region, soonest
+from emberline_operator.plan.status import make_status
+from emberline_operator.plan.upgrade import adopt
+from emberline_operator.plan.via import choose_via
 from emberline_operator.plan.weights import judge_claim
-from emberline_operator.precision import choose_precision
+from emberline_operator.regions.place import place
+from emberline_operator.regions.record import record_of
+from emberline_operator.regions.residency import EVICTION_GRACE_S, judge
 from emberline_operator.settings import Install
-from emberline_operator.snapshot import Json, Ref, Snapshot
+from emberline_operator.snapshot import Ref, Snapshot
 
 LEFTOVER_POLL_S: Final = 2.0
 TAKEN_POLL_S: Final = 15.0
 """Nobody tells when somebody else's object goes."""
-BUSY_RETRY_S: Final = 10.0
 
 
 def decide(seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
@@ -42,87 +38,123 @@ def decide(seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
     accepted = accept(seen.endpoint)
     if isinstance(accepted, Rejection):
         return _rejected(found, accepted, now)
-    placement = place(accepted.spec.placement, seen.regions)
+    spec = accepted.spec
     found = replace(
         found,
-        scaling=accepted.spec.scaling,
-        placement=placement,
-        precision=choose_precision(accepted.spec.precision),
+        spec=spec,
+        via=choose_via(spec, seen),
         weights=judge_claim(accepted.source, seen.claims.get(accepted.source.claim)),
     )
-    if isinstance(placement, Unplaced):
-        return _with_scaling(found, accepted, (), now)
-    return _placed(found, accepted, placement, install, now)
+    return _accepted(found, accepted, adopt(seen, spec), install, now)
 
 
-def _placed(found: Findings, accepted: Accepted, placement: Placement, install: Install, now: datetime) -> Plan | Ask:
-    seen = found.seen
-    assert found.precision is not None
-    desired = make_desired(seen, accepted, placement, found.precision, install)
-    belonging = sort_out([Ref(body["kind"], body["metadata"]["name"]) for body in desired.objects], seen)
+def _accepted(found: Findings, accepted: Accepted, seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
+    placements = place(accepted.spec, seen, make_table(), now)
+    found = replace(found, residency=judge(accepted.spec, seen, placements, now))
+    heir = _heir(seen, placements)
+    desired = [
+        make_desired(seen, accepted, placement, install, now, takes_over=placement.region == heir)
+        for placement in placements
+    ]
+    belonging = sort_out([ref for one in desired for ref in one.refs], seen)
     match belonging:
         case Ask():
             return belonging
         case Belonging(strangers=strangers) if strangers:
-            taken = "; ".join(f"{ref} ({owner})" for ref, owner in sorted(strangers.items()))
-            message = (
-                f"somebody else's object has a name that this endpoint needs: {taken}."
-                " It is never taken over; delete it or give the endpoint another name"
-            )
-            return _rejected(found, Rejection(Reason.NAME_TAKEN, message), now, TAKEN_POLL_S)
+            return _rejected(found, _taken(strangers), now, TAKEN_POLL_S)
         case Belonging(leftovers=leftovers) if leftovers:
             # The garbage collector deletes what an earlier endpoint of this name left.
-            return Plan((), make_status(found, now), LEFTOVER_POLL_S)
+            found = replace(found, regions=tuple(_bare(placement, seen) for placement in placements))
+            return _plan(found, (), now, LEFTOVER_POLL_S)
         case Belonging():
             pass
-    live = find(seen, Ref("Deployment", desired.child.name))
-    found = replace(found, deployment=live, is_template_new=is_template_new(desired, live))
-    return _with_scaling(found, accepted, plan_children(desired, seen, accepted), now)
+    assert found.via is not None
+    case = Case(seen, accepted.spec, found.via, now, answers=_answers(seen, placements))
+    plans: list[RegionPlan] = []
+    for placement, one in zip(placements, desired, strict=True):
+        plan = plan_region(case, placement, one, takes_over=placement.region == heir)
+        if isinstance(plan, Ask):
+            return plan
+        plans.append(plan)
+    found = replace(found, regions=tuple(plan.found for plan in plans))
+    actions = [action for plan in plans for action in plan.actions]
+    return _plan(found, actions, now, soonest(*(plan.check_in_s for plan in plans)))
 
 
 def _rejected(found: Findings, rejection: Rejection, now: datetime, again_s: float | None = None) -> Plan:
-    """Nothing is touched. What runs goes on, and status still tells of it."""
-    found = replace(found, rejection=rejection, deployment=_own_deployment(found.seen))
-    return Plan((), make_status(found, now), again_s)
+    """Nothing is touched but what residency forbids. What runs goes on, and status still tells of it."""
+    seen = found.seen
+    live = own_deployments(seen)
+    found = replace(
+        found,
+        rejection=rejection,
+        regions=tuple(
+            RegionFindings(name, None, deployment, tuple(pod for pod in seen.pods if pod.region == name))
+            for name, deployment in live.items()
+        ),
+    )
+    if found.residency is None:
+        records = [
+            RegionPlacement(
+                name,
+                record_of(deployment, name),
+                may_start=False,
+                is_wanted=True,
+                reason=Reason.PENDING,
+                message="",
+            )
+            for name, deployment in live.items()
+        ]
+        found = replace(found, residency=judge(residency_of(seen.endpoint, live), seen, records, now))
+    return _plan(found, (), now, again_s)
 
 
-def _with_scaling(found: Findings, accepted: Accepted, children: tuple[Action, ...], now: datetime) -> Plan | Ask:
-    is_placed = isinstance(found.placement, Placement)
-    live = found.deployment if is_placed else _own_deployment(found.seen)
-    found = replace(found, deployment=live)
-    if live is None or "deletionTimestamp" in live["metadata"]:
-        return Plan(children, make_status(found, now))
-    scaling = accepted.spec.scaling
-    idleness: Idleness | None = None
-    if replicas_of(live) > 0:
-        if found.seen.demand is None:
-            return Ask(demand_of=found.region)
-        idleness = judge_idleness(
-            found.seen.demand,
-            idle_after_s=scaling.idle_after_s,
-            awake_since=awake_since(found.seen.pods, live),
-            now=now,
-        )
-        found = replace(found, idleness=idleness)
-    # A write of the Deployment moves its resourceVersion; scaling waits for the next pass, which follows at once.
-    is_busy = any(isinstance(action, Apply) and action.ref.kind == "Deployment" for action in children)
-    scale = None if is_busy else _scale(live, scaling, idleness, is_placed=is_placed)
-    actions = children if scale is None else (*children, scale)
-    return Plan(actions, make_status(found, now), idleness.check_in_s if idleness else None)
+def _plan(found: Findings, actions: Sequence[Action], now: datetime, again_s: float | None) -> Plan:
+    status = make_status(found, now)
+    residency = found.residency
+    evictions = [
+        Evict(eviction.pod, eviction.uid, EVICTION_GRACE_S, f"evict pod {eviction.pod}: {eviction.why}")
+        for eviction in (residency.evictions if residency else ())
+    ]
+    return Plan(
+        # After the writes of replicas: the ReplicaSet of a pod that goes makes another one.
+        (*actions, *evictions),
+        status,
+        soonest(again_s, residency.check_in_s if residency else None),
+        notices_of(found.seen.endpoint.get("status", {}), status),
+        {
+            region.name: region.scale.recommendations
+            for region in found.regions
+            if region.scale is not None and region.scale.recommendations is not None
+        },
+    )
 
 
-def _scale(live: Json, scaling: ScalingSpec, idleness: Idleness | None, *, is_placed: bool) -> Scale | Sleep | None:
-    clamped = clamp(live, scaling, may_start=is_placed)
-    if clamped is not None:
-        return clamped
-    if idleness is None or not idleness.is_idle or replicas_of(live) <= scaling.min_replicas:
+def _heir(seen: Snapshot, placements: Sequence[RegionPlacement]) -> str | None:
+    """The region to start an engine in because a left one still runs and no wanted one does."""
+    alive = {pod.region for pod in seen.pods if not pod.terminating}
+    wanted = [placement for placement in placements if placement.is_wanted]
+    left = [placement.region for placement in placements if not placement.is_wanted]
+    if not alive.intersection(left) or alive.intersection(placement.region for placement in wanted):
         return None
-    region = live["metadata"].get("labels", {}).get(names.LABEL_REGION, names.DEFAULT_REGION)
-    down = scale_to(live, scaling.min_replicas, f"no request for scaling.idleAfter {scaling.idle_after}")
-    return Sleep(region, down, retry_s=min(BUSY_RETRY_S, scaling.idle_after_s))
+    return next((placement.region for placement in wanted if placement.may_start), None)
 
 
-def _own_deployment(seen: Snapshot) -> Json | None:
-    """The Deployment of ours that exists, in whatever region; the one with engines first."""
-    own = [live for ref, live in sorted(seen.children.items()) if ref.kind == "Deployment" and is_ours(live, seen)]
-    return max(own, key=replicas_of, default=None)
+def _answers(seen: Snapshot, placements: Sequence[RegionPlacement]) -> bool:
+    wanted = {placement.region for placement in placements if placement.is_wanted}
+    return any(pod.is_routable and pod.region in wanted for pod in seen.pods)
+
+
+def _bare(placement: RegionPlacement, seen: Snapshot) -> RegionFindings:
+    return RegionFindings(
+        placement.region, placement, pods=tuple(pod for pod in seen.pods if pod.region == placement.region)
+    )
+
+
+def _taken(strangers: Mapping[Ref, str]) -> Rejection:
+    taken = "; ".join(f"{ref} ({owner})" for ref, owner in sorted(strangers.items()))
+    return Rejection(
+        Reason.NAME_TAKEN,
+        f"somebody else's object has a name that this endpoint needs: {taken}."
+        " It is never taken over; delete it or give the endpoint another name",
+    )

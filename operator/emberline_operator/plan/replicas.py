@@ -8,14 +8,9 @@ show another owner does the operator leave the field out. A crash in between lea
 from __future__ import annotations
 
 from emberline_contract import names
-from emberline_contract.resources import InferenceEndpointSpec, ScalingSpec
+from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.plan.actions import Apply, Scale
 from emberline_operator.snapshot import Json, Ref
-
-
-def first_replicas(scaling: ScalingSpec) -> int:
-    """Replicas of a Deployment that is created now."""
-    return max(scaling.min_replicas, scaling.initial_replicas)
 
 
 def created_with(spec: InferenceEndpointSpec) -> int:
@@ -46,13 +41,6 @@ def others_own_replicas(live: Json) -> bool:
     return False
 
 
-def replicas_to_apply(live: Json | None, scaling: ScalingSpec) -> int | None:
-    """What the operator's apply says about replicas; None leaves the field out."""
-    if live is None:
-        return first_replicas(scaling)
-    return None if others_own_replicas(live) else replicas_of(live)
-
-
 def hand_over_replicas(child: Json, live: Json | None, replicas: int) -> Apply:
     """Make `emberline-scale` an owner of replicas. Not forced: who has written another number meanwhile keeps it."""
     metadata: Json = {key: child["metadata"][key] for key in ("name", "namespace")}
@@ -74,13 +62,3 @@ def scale_to(live: Json, replicas: int, why: str) -> Scale:
         Ref("Deployment", metadata["name"]), replicas, metadata["uid"], metadata["resourceVersion"],
         f"{why}: replicas {replicas_of(live)} -> {replicas}",
     )  # fmt: skip
-
-
-def clamp(live: Json, scaling: ScalingSpec, *, may_start: bool) -> Scale | None:
-    """Bring replicas into [minReplicas, maxReplicas]; upwards only if new pods may be placed."""
-    replicas = replicas_of(live)
-    if replicas > scaling.max_replicas:
-        return scale_to(live, scaling.max_replicas, f"more than scaling.maxReplicas {scaling.max_replicas}")
-    if replicas < scaling.min_replicas and may_start:
-        return scale_to(live, scaling.min_replicas, f"fewer than scaling.minReplicas {scaling.min_replicas}")
-    return None

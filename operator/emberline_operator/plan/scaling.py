@@ -7,7 +7,9 @@
 | External | nobody | operator, as `spec.replicas` says | operator, as `spec.replicas` says |
 
 Whoever writes is alone: the operator deletes its autoscaler and looks whether it is gone before it writes what the autoscaler
-would have written. n -> 0 is a handshake with the gateways but where a user stops the endpoint.
+would have written. Where somebody else's autoscaler has taken a Deployment of ours, ours goes, for two of them stop each other;
+the operator then keeps to 0 -> floor and n -> 0 and says so. n -> 0 is a handshake with the gateways but where a user stops the
+endpoint.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from emberline_operator.plan.conditions import Verdict
 from emberline_operator.plan.follow import LOOK_S, follow
 from emberline_operator.plan.idle import Idleness, judge_idleness
 from emberline_operator.plan.ownership import needs_write
-from emberline_operator.plan.readiness import awake_since
 from emberline_operator.plan.replicas import replicas_of, scale_to
 from emberline_operator.plan.scaling_verdict import Scaled, judge_scaling
-from emberline_operator.plan.via import HPA_KIND, Via, is_own
+from emberline_operator.plan.trouble import awake_since
+from emberline_operator.plan.via import HPA_KIND, Via, is_own, rival_of
 from emberline_operator.snapshot import Json, PodState, Recommendation, Ref, Snapshot
 
 BUSY_RETRY_S: Final = 10.0
@@ -66,6 +68,8 @@ class _Case:
     now: datetime
     pods: tuple[PodState, ...]
     """The region's."""
+    rival: Json | None
+    """Somebody else's autoscaler of this Deployment, or one that has the name of ours."""
     idleness: Idleness | None = None
 
     @property
@@ -82,7 +86,7 @@ class _Case:
 
     @property
     def wants_hpa(self) -> bool:
-        return self.via.mode == "HPA" and self.may_grow
+        return self.via.mode == "HPA" and self.may_grow and self.rival is None
 
     @property
     def hpa_ref(self) -> Ref:
@@ -115,10 +119,10 @@ def plan_scaling(
     `is_busy`: this pass writes the Deployment, which moves its resourceVersion; replicas then wait for the next pass.
     """
     pods = tuple(pod for pod in seen.pods if pod.region == placement.region)
-    case = _Case(spec, seen, placement, live, hpa, via, now, pods)
-    looked_up = seen.looked_up.get(case.hpa_ref)
-    if hpa is None and looked_up is not None and is_own(looked_up, seen):
-        case = replace(case, hpa=looked_up)
+    namesake = seen.looked_up.get(Ref(HPA_KIND, live["metadata"]["name"])) if hpa is None else None
+    if namesake is not None and is_own(namesake, seen):
+        hpa, namesake = namesake, None
+    case = _Case(spec, seen, placement, live, hpa, via, now, pods, rival_of(seen, live) or namesake)
     if case.replicas > 0 and via.mode != "External":
         demand = seen.demands.get(placement.region)
         if demand is None:
@@ -137,23 +141,21 @@ def _plan(case: _Case, *, is_busy: bool) -> ScalePlan | Ask:
     # Until the autoscaler is seen gone nobody else writes.
     is_free = case.wants_hpa or case.hpa is None
     is_write = wish is not None and is_free and not is_busy
-    ref, is_known = case.hpa_ref, case.hpa is not None or case.hpa_ref in case.seen.looked_up
-    if not is_known and (case.wants_hpa or is_write):
-        return Ask(objects=frozenset({ref}))
-    stranger = case.seen.looked_up.get(ref) if case.hpa is None else None
-    actions = [] if stranger else _autoscaler(case)
+    is_fill = case.via.mode == "External" and case.spec.replicas is None and is_free
+    is_known = case.hpa is not None or case.hpa_ref in case.seen.looked_up
+    if not is_known and (case.wants_hpa or is_write or is_fill):
+        return Ask(objects=frozenset({case.hpa_ref}))
+    actions = _autoscaler(case)
     if is_write and wish is not None:
         actions.append(_write(case, wish))
-    if case.via.mode == "External" and case.spec.replicas is None:
+    if is_fill:
         version = str(case.seen.endpoint["metadata"]["resourceVersion"])
         why = f"fill spec.replicas, which scaling.via External needs, with what runs: {case.replicas}"
         actions.append(FillReplicas(case.replicas, version, why))
-    verdict = judge_scaling(
-        Scaled(case.spec, case.placement, case.via, case.replicas, case.hpa, stranger, case.idleness)
-    )
+    scaled = Scaled(case.spec, case.placement, case.via, case.replicas, case.hpa, case.rival, case.idleness)
     last_active = case.idleness.last_active if case.idleness else None
     return ScalePlan(
-        verdict, tuple(actions), recommendations, _check_in_s(case, stranger, recommendations), last_active
+        judge_scaling(scaled), tuple(actions), recommendations, _check_in_s(case, recommendations), last_active
     )
 
 
@@ -165,7 +167,8 @@ def _autoscaler(case: _Case) -> list[Action]:
     if not case.wants_hpa:
         if hpa is None:
             return []
-        why = f"scaling is via {case.via.mode}" if case.may_grow else "the region may not grow"
+        why = "somebody else's autoscaler" if case.rival else f"scaling is via {case.via.mode}"
+        why = why if case.may_grow else "no engine may be started in the region now"
         return [Delete(ref, str(hpa["metadata"]["uid"]), f"delete {ref}: {why}")]
     child = Child(case.seen.namespace, case.seen.name, case.seen.uid, case.placement.region)
     body = make_hpa(child, case.spec, has_tolerance=case.seen.features.hpa_tolerance)
@@ -197,13 +200,15 @@ def _by_mode(case: _Case) -> tuple[_Wish | None, tuple[Recommendation, ...] | No
     scaling, replicas = case.spec.scaling, case.replicas
     if case.via.mode == "External":
         wanted = replicas if case.spec.replicas is None else case.spec.replicas
+        if case.rival is not None and wanted > 0:
+            return None, None
         return _unless_same(case, wanted, f"spec.replicas is {wanted}"), None
     if replicas == 0:
         return _unless_same(case, case.floor, f"fewer than scaling.minReplicas {case.floor}"), None
     assert case.idleness is not None
     if case.idleness.is_idle and case.floor == 0:
         return _Wish(0, f"no request for scaling.idleAfter {scaling.idle_after}", is_sleep=True), None
-    if case.via.mode == "HPA":
+    if case.via.mode == "HPA" or case.rival is not None:
         return None, None
     followed = follow(
         case.spec, case.seen, case.placement.region, replicas, case.now,
@@ -230,10 +235,10 @@ def _write(case: _Case, wish: _Wish) -> Scale | Sleep:
     return Sleep(case.placement.region, scale, retry_s=min(BUSY_RETRY_S, case.spec.scaling.idle_after_s))
 
 
-def _check_in_s(case: _Case, stranger: Json | None, recommendations: tuple[Recommendation, ...] | None) -> float | None:
+def _check_in_s(case: _Case, recommendations: tuple[Recommendation, ...] | None) -> float | None:
     times = [case.idleness.check_in_s] if case.idleness else []
     if recommendations is not None:
         times.append(LOOK_S)
-    if stranger is not None and case.wants_hpa:
+    if case.rival is not None:
         times.append(GONE_POLL_S)
     return min(times, default=None)

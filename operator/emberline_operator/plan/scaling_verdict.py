@@ -23,8 +23,8 @@ class Scaled:
     via: Via
     replicas: int
     hpa: Json | None
-    stranger: Json | None
-    """Somebody else's autoscaler that has our autoscaler's name."""
+    rival: Json | None
+    """Somebody else's autoscaler of the same Deployment, or one that has the name of ours."""
     idleness: Idleness | None
 
 
@@ -33,10 +33,10 @@ def judge_scaling(scaled: Scaled) -> Verdict:
     if not (scaled.placement.may_start and scaled.placement.is_wanted):
         message = f"no engine is added in region {scaled.placement.region}: {scaled.placement.message}"
         return _verdict("False", Reason.NOT_PLACED, message)
+    if scaled.rival is not None:
+        return _by_others(f"the {_name(scaled.rival)}, which is not Emberline's, scales these engines or has that name")
     if scaled.via.mode == "External":
         return _external(scaled)
-    if scaled.stranger is not None:
-        return _by_others(f"{_name(scaled.stranger)} is not Emberline's and has the name of its autoscaler")
     scaling = scaled.spec.scaling
     if scaled.via.mode == "HPA":
         trouble = _hpa_trouble(scaled.hpa) if scaled.hpa else None
@@ -105,7 +105,7 @@ def _hpa_trouble(hpa: Json) -> Verdict | None:
     active = _condition(hpa, "ScalingActive")
     if active.get("status") == "False" and active.get("reason") != "ScalingDisabled":
         if active.get("reason") == "AmbiguousSelector":
-            return _by_others(f"the autoscaler stands still: {active.get('message', '')}")
+            return _by_others(f"{_name(hpa)} stands still: {active.get('message', '')}")
         message = f"{_name(hpa)} gets no metrics, so replicas stay as they are: {active.get('message', '')}"
         return _verdict("False", Reason.METRICS_UNAVAILABLE, message)
     able = _condition(hpa, "AbleToScale")
@@ -117,8 +117,8 @@ def _hpa_trouble(hpa: Json) -> Verdict | None:
 
 def _by_others(what: str) -> Verdict:
     message = (
-        f"{what}. Two autoscalers of the same engines stop each other: delete the other one, or set scaling.via to External and"
-        " let it scale the InferenceEndpoint"
+        f"{what}. Two autoscalers of the same engines stop each other, so Emberline's stands back: delete the other one, or set"
+        " scaling.via to External and let it scale the InferenceEndpoint"
     )
     return _verdict("False", Reason.SCALED_BY_OTHERS, message)
 

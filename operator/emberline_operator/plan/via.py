@@ -48,9 +48,9 @@ def read_metrics_api(api_services: Iterable[Json]) -> MetricsApi:
 
     Clients use one version of a group, and which is not ours to say: so all that are there must be ours, or none is.
     """
-    services = [s for s in api_services if s.get("spec", {}).get("group") == names.METRICS_GROUP]
-    targets = [s["spec"].get("service") or {} for s in services]
-    owners = {f"{target.get('namespace', '')}/{target.get('name', '')}" for target in targets}
+    services = [s for s in api_services if s["metadata"]["name"].endswith(f".{names.METRICS_GROUP}")]
+    services = [s for s in services if s.get("spec", {}).get("service")]
+    owners = {f"{s['spec']['service'].get('namespace', '')}/{s['spec']['service'].get('name', '')}" for s in services}
     foreign = sorted(owners - {OUR_SERVICE})
     if not services or foreign:
         return MetricsApi(owner=foreign[0] if foreign else "")
@@ -60,6 +60,15 @@ def read_metrics_api(api_services: Iterable[Json]) -> MetricsApi:
         if available.get("status") != "True":
             return MetricsApi(message=available.get("message") or "the API server has not asked it yet")
     return MetricsApi(is_ours=True)
+
+
+def rival_of(seen: Snapshot, live: Json) -> Json | None:
+    """Somebody else's autoscaler of a Deployment of ours."""
+    for hpa in seen.foreign_hpas:
+        target = hpa["spec"]["scaleTargetRef"]
+        if target["kind"] == "Deployment" and target["name"] == live["metadata"]["name"]:
+            return hpa
+    return None
 
 
 def is_own(obj: Json, seen: Snapshot) -> bool:

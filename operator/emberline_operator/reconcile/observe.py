@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -11,7 +11,8 @@ from emberline_contract import names
 from emberline_operator.accept import parse_source
 from emberline_operator.cluster.caches import Caches, Key
 from emberline_operator.cluster.kinds import API_SERVICES, CHILDREN, CLAIMS, ENDPOINTS, PODS, REGIONS
-from emberline_operator.snapshot import Features, Json, MetricsApi, Recommendation, Ref, Snapshot, read_pod
+from emberline_operator.plan.via import read_metrics_api
+from emberline_operator.snapshot import Features, Json, Recommendation, Ref, Snapshot, read_pod
 
 METRICS_API_SERVICES: Final = tuple(f"{version}.{names.METRICS_GROUP}" for version in names.METRICS_VERSIONS)
 
@@ -33,6 +34,7 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         return None
     claim = claim_of(endpoint)
     found = caches[CLAIMS].get((key[0], claim)) if claim else None
+    services = [caches[API_SERVICES].get(("", name)) for name in METRICS_API_SERVICES]
     return Snapshot(
         endpoint=endpoint,
         regions={region["metadata"]["name"]: region for region in caches[REGIONS]},
@@ -51,7 +53,7 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         nodes=caches.index.nodes,
         gpus_in_use=caches.index.gpus_in_use,
         surging=(caches.index.surging | remembered.surging) - {key},
-        metrics_api=metrics_api(caches[API_SERVICES].get(("", name)) for name in METRICS_API_SERVICES),
+        metrics_api=read_metrics_api(s for s in services if s is not None),
         recommendations=remembered.recommendations,
         rivals=caches.index.rivals(key),
         features=features,
@@ -62,27 +64,3 @@ def claim_of(endpoint: Json) -> str:
     """Name of the claim that an endpoint's model is in; empty if its source cannot be read."""
     source = parse_source(str(endpoint.get("spec", {}).get("model", {}).get("source", "")))
     return source.claim if source else ""
-
-
-def metrics_api(api_services: Iterable[Json | None]) -> MetricsApi:
-    """Whose the metrics API is, from its APIServices, of which any may be missing. One of ours that serves is enough."""
-    is_ours, owner, message = False, "", ""
-    for api_service in api_services:
-        service = (api_service or {}).get("spec", {}).get("service") or {}
-        if not service:
-            continue
-        target = f"{service.get('namespace', '')}/{service.get('name', '')}"
-        if target != f"{names.SYSTEM_NAMESPACE}/{names.GATEWAY_NAME}":
-            owner = owner or target
-            continue
-        available = _available(api_service or {})
-        is_ours = is_ours or available.get("status") == "True"
-        message = message or available.get("message", "nobody has looked at it yet")
-    # An HPA reads whichever version it likes; with another owner of one of them that may not be ours.
-    is_ours = is_ours and not owner
-    return MetricsApi(is_ours=is_ours, owner=owner, message="" if is_ours else message)
-
-
-def _available(api_service: Json) -> Json:
-    conditions: list[Json] = api_service.get("status", {}).get("conditions", [])
-    return next((condition for condition in conditions if condition["type"] == "Available"), {})

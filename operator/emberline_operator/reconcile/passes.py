@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, assert_never
@@ -23,6 +23,7 @@ from emberline_operator.plan.actions import (
     Delete,
     Evict,
     FillReplicas,
+    Notice,
     Plan,
     Scale,
     SetDeletionCost,
@@ -30,6 +31,7 @@ from emberline_operator.plan.actions import (
 )
 from emberline_operator.plan.conditions import status_delay_s, status_object, with_failure
 from emberline_operator.plan.decide import decide
+from emberline_operator.plan.notices import notices_of
 from emberline_operator.reconcile.observe import Remembered, observe
 from emberline_operator.reconcile.queue import Outcome
 from emberline_operator.settings import Install
@@ -54,15 +56,30 @@ class AsksGateways(Protocol):
         ...
 
 
+class TellsUsers(Protocol):
+    """Whoever writes Events, or a fake of it."""
+
+    async def tell(self, endpoint: Json, notice: Notice) -> None:
+        """Tell it, unless it was told lately."""
+        ...
+
+
 class Reconciler:
     """Passes over single endpoints."""
 
     def __init__(
-        self, caches: Caches, writer: Writer, gateways: AsksGateways, install: Install, clock: Callable[[], datetime]
+        self,
+        caches: Caches,
+        writer: Writer,
+        gateways: AsksGateways,
+        events: TellsUsers,
+        install: Install,
+        clock: Callable[[], datetime],
     ) -> None:
         self._caches = caches
         self._writer = writer
         self._gateways = gateways
+        self._events = events
         self._install = install
         self._clock = clock
         self.features = Features()
@@ -91,21 +108,38 @@ class Reconciler:
     async def _carry_out(self, key: Key, seen: Snapshot, plan: Plan) -> Outcome:
         again_s = plan.requeue_after_s
         try:
-            for action in plan.actions:
-                retry_s = await self._act(seen, action)
-                again_s = retry_s if again_s is None else min(again_s, retry_s or again_s)
+            async for retry_s in self._do_all(seen, plan.actions):
+                again_s = retry_s if again_s is None else min(again_s, retry_s)
         except ConflictError:
             raise
         except ClusterError as error:
             before = seen.endpoint.get("status", {})
             status = with_failure(plan.status, before, str(error), self._clock())
-            await self._report(key, seen, status)
+            await self._report(key, seen, status, notices_of(before, status))
             raise
-        delay_s = await self._report(key, seen, plan.status)
+        delay_s = await self._report(key, seen, plan.status, plan.notices)
         if delay_s is not None:
             again_s = delay_s if again_s is None else min(again_s, delay_s)
         # Scales and deletions come back as events; after an apply the caches already hold the answer.
         return Outcome(any(isinstance(action, Apply) for action in plan.actions), again_s)
+
+    async def _do_all(self, seen: Snapshot, actions: Sequence[Action]) -> AsyncIterator[float]:
+        """Do the actions in order; gives the times after which to look again. The first that fails ends it, but for evictions:
+        an engine that is where it must not be goes whatever else is refused.
+        """
+        failure: ClusterError | None = None
+        for action in actions:
+            if failure is not None and not isinstance(action, Evict):
+                continue
+            try:
+                retry_s = await self._act(seen, action)
+            except ClusterError as error:
+                failure = failure or error
+                continue
+            if retry_s is not None:
+                yield retry_s
+        if failure is not None:
+            raise failure
 
     async def _decide(self, key: Key, seen: Snapshot) -> Plan:
         while True:
@@ -122,7 +156,7 @@ class Reconciler:
                     seen = replace(seen, looked_up={**seen.looked_up, **answers})
                     if region is not None:
                         told = await self._gateways.demand(seen.namespace, seen.name, region)
-                        seen = replace(seen, demand=told, demands={**seen.demands, region: told})
+                        seen = replace(seen, demands={**seen.demands, region: told})
 
     async def _act(self, seen: Snapshot, action: Action) -> float | None:
         """Do one action; gives the time after which to look again if it could not be done yet."""
@@ -137,8 +171,8 @@ class Reconciler:
                 await self._writer.delete(seen.namespace, ref, uid=uid)
             case Evict(pod=pod, uid=uid, grace_s=grace_s):
                 await self._writer.evict(seen.namespace, pod, uid=uid, grace_s=grace_s)
-            case SetDeletionCost(pod=pod, uid=uid, cost=cost):
-                await self._writer.set_deletion_cost(seen.namespace, pod, uid=uid, cost=cost)
+            case SetDeletionCost(pod=pod, uid=uid, cost=cost, at=at):
+                await self._writer.set_deletion_cost(seen.namespace, pod, uid=uid, cost=cost, at=at)
             case FillReplicas(replicas=replicas, resource_version=version):
                 await self._writer.fill_replicas(seen.namespace, seen.name, replicas=replicas, resource_version=version)
             case _:
@@ -176,8 +210,14 @@ class Reconciler:
         _log.info("endpoint %s/%s: %s", seen.namespace, seen.name, sleep.scale.why)
         return None
 
-    async def _report(self, key: Key, seen: Snapshot, status: Json) -> float | None:
+    async def _report(self, key: Key, seen: Snapshot, status: Json, notices: Sequence[Notice]) -> float | None:
         """Write the status if it is due; gives the time until there is more to do, None if events will tell."""
+        delay_s = await self._write_status(key, seen, status)
+        for notice in notices:
+            await self._events.tell(seen.endpoint, notice)
+        return delay_s
+
+    async def _write_status(self, key: Key, seen: Snapshot, status: Json) -> float | None:
         now = self._clock()
         delay_s = status_delay_s(seen.endpoint, status, seen.status_written, now)
         if delay_s is None or delay_s > 0:

@@ -29,15 +29,15 @@ from support.operator_objects import (
 def test_names_that_are_not_known_are_looked_up_before_anything_is_written() -> None:
     ask = decide(Store(make_endpoint()).snapshot(), INSTALL, NOW)
     assert isinstance(ask, Ask)
-    assert {ref.kind for ref in ask.objects} == {"ConfigMap", "Service", "Deployment"}
+    assert {ref.kind for ref in ask.objects} == {"ConfigMap", "Service", "Deployment", "PodDisruptionBudget"}
     assert ask.demand_of is None
 
 
 def test_demand_is_asked_for_only_while_something_runs() -> None:
     store = made()
-    assert isinstance(decide(store.snapshot(demand=None), INSTALL, NOW), Plan)
+    assert isinstance(decide(store.snapshot(), INSTALL, NOW), Plan)
     store.scale(1)
-    assert decide(store.snapshot(demand=None), INSTALL, NOW) == Ask(demand_of="default")
+    assert decide(store.snapshot(), INSTALL, NOW) == Ask(demand_of="default")
 
 
 # Refusals.
@@ -135,7 +135,7 @@ def test_a_region_that_was_left_is_cleared_after_the_new_one_is_written() -> Non
     store.endpoint = make_endpoint(generation=2, placement={"regions": ["eu"]})
     plan = store.decide()
     kinds = [type(action) for action in plan.actions]
-    assert kinds.index(Delete) == 4, "the new objects come first"
+    assert kinds.index(Delete) == 5, "the new objects come first"
     assert {a.ref.name for a in plan.actions if isinstance(a, Delete)} == {ref.name for ref in store.children}
     store.settle()
     assert {child["metadata"]["labels"][names.LABEL_REGION] for child in store.children.values()} == {"eu"}

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from emberline_operator.plan.idle import POLL_S, SOONEST_S, UNKNOWN_POLL_S, Idleness, judge_idleness
-from emberline_operator.plan.readiness import awake_since
+from emberline_operator.plan.trouble import awake_since
 from emberline_operator.snapshot import Demand, GatewayView, time_text
 from support.operator_objects import NOW, make_pod_state, quiet
 

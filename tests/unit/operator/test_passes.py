@@ -14,7 +14,7 @@ from emberline_operator import demand
 from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import BY_KIND, CLAIMS, ENDPOINTS, PODS
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
-from emberline_operator.plan.actions import Apply, Plan
+from emberline_operator.plan.actions import Apply, Notice, Plan
 from emberline_operator.plan.conditions import STATUS_PERIOD_S
 from emberline_operator.reconcile.passes import Reconciler
 from emberline_operator.reconcile.queue import Outcome
@@ -22,6 +22,8 @@ from emberline_operator.snapshot import Demand, Ref, time_text
 from support.operator_objects import INSTALL, NOW, Raw, Store, condition_of, make_endpoint, quiet
 
 KEY = ("team", "tiny")
+LOOK_UP_HPA = "look up HorizontalPodAutoscaler tiny--default"
+"""Whoever writes replicas must know that no autoscaler does."""
 
 
 class Cluster:
@@ -110,13 +112,24 @@ class Door:
         self.cluster.log.append("reopen")
 
 
+class Told:
+    """Notes what users are told."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    async def tell(self, endpoint: Raw, notice: Notice) -> None:
+        self.reasons.append(notice.reason.value)
+
+
 class Rig:
     def __init__(self, endpoint: Raw) -> None:
         self.now: datetime = NOW
         self.cluster = Cluster(endpoint)
         self.door = Door(self.cluster)
         writer: Any = self.cluster
-        self.reconciler = Reconciler(self.cluster.caches, writer, self.door, INSTALL, lambda: self.now)
+        self.told = Told()
+        self.reconciler = Reconciler(self.cluster.caches, writer, self.door, self.told, INSTALL, lambda: self.now)
 
     async def one_pass(self) -> Outcome:
         self.cluster.log.clear()
@@ -157,6 +170,7 @@ async def test_the_first_passes_write_in_order_and_then_nothing(rig: Rig) -> Non
     assert first == [
         "apply ConfigMap by emberline-operator",
         "apply Service by emberline-operator",
+        "apply PodDisruptionBudget by emberline-operator",
         "apply Deployment by emberline-operator",
         "apply Deployment by emberline-scale",
         "status",
@@ -180,7 +194,7 @@ async def test_sleep_is_close_scale_reopen(rig: Rig) -> None:
     await rig.settle()
     rig.wake()
     await rig.one_pass()
-    assert rig.cluster.log == ["ask", "close", "scale 0", "reopen", "status"]
+    assert rig.cluster.log == ["ask", LOOK_UP_HPA, "close", "scale 0", "reopen", "status"]
 
 
 async def test_an_objection_reopens_and_writes_nothing(rig: Rig) -> None:
@@ -188,7 +202,7 @@ async def test_an_objection_reopens_and_writes_nothing(rig: Rig) -> None:
     rig.wake()
     rig.door.objection = "gw-1 is busy: 2 running"
     outcome = await rig.one_pass()
-    assert rig.cluster.log == ["ask", "close", "reopen", "status"]
+    assert rig.cluster.log == ["ask", LOOK_UP_HPA, "close", "reopen", "status"]
     assert outcome.again_s is not None
     assert 0 < outcome.again_s <= 10
     await rig.one_pass()
@@ -208,7 +222,7 @@ async def test_a_handshake_that_takes_too_long_is_given_up(rig: Rig, monkeypatch
 
     rig.cluster.scale = hang  # type: ignore[method-assign]
     outcome = await rig.one_pass()
-    assert rig.cluster.log == ["ask", "close", "reopen", "status"]
+    assert rig.cluster.log == ["ask", LOOK_UP_HPA, "close", "reopen", "status"]
     assert outcome.again_s is not None
 
 
@@ -219,7 +233,7 @@ async def test_a_write_that_fails_reopens_too(rig: Rig, error: ClusterError) -> 
     rig.cluster.failures["scale 0"] = error
     with pytest.raises(type(error)):
         await rig.one_pass()
-    assert rig.cluster.log[:3] == ["ask", "close", "reopen"]
+    assert rig.cluster.log[:4] == ["ask", LOOK_UP_HPA, "close", "reopen"]
     is_shown = rig.condition("Degraded")["reason"] == "ApplyFailed"
     assert is_shown is isinstance(error, RefusedError), "a conflict is nothing to show: the next pass looks again"
 

@@ -9,13 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberline_contract import names
-from emberline_contract.resources import ScalingSpec
+from emberline_contract.resources import InferenceEndpointSpec, ModelSpec, ScalingSpec
 from emberline_operator.plan.actions import Apply, Scale, Sleep
-from emberline_operator.plan.replicas import clamp, first_replicas, others_own_replicas, replicas_of, replicas_to_apply
+from emberline_operator.plan.replicas import applied_replicas, created_with, others_own_replicas, replicas_of
 from support.examples import examples
 from support.operator_objects import CHILD, Raw, Store, entry, make_endpoint, make_pod_state, quiet
 
 REPLICAS: Raw = {"f:spec": {"f:replicas": {}}}
+
+
+def spec(**scaling: Any) -> InferenceEndpointSpec:
+    return InferenceEndpointSpec(model=ModelSpec(source="pvc://models"), scaling=ScalingSpec(**scaling))
 
 
 def deployment(replicas: int, *entries: Raw) -> Raw:
@@ -39,27 +43,15 @@ def deployment(replicas: int, *entries: Raw) -> Raw:
 def test_replicas_are_left_out_only_if_somebody_else_owns_them(entries: list[Raw], left_out: bool) -> None:
     live = deployment(2, *entries)
     assert others_own_replicas(live) is left_out
-    assert replicas_to_apply(live, ScalingSpec()) == (None if left_out else 2)
+    assert applied_replicas(live, spec()) == (None if left_out else 2)
 
 
 def test_a_new_deployment_has_the_larger_of_floor_and_initial() -> None:
-    assert first_replicas(ScalingSpec()) == 0
-    assert first_replicas(ScalingSpec(min_replicas=1, initial_replicas=2)) == 2
-    assert first_replicas(ScalingSpec(min_replicas=3, initial_replicas=2)) == 3
-    assert replicas_to_apply(None, ScalingSpec(initial_replicas=2)) == 2
+    assert created_with(spec()) == 0
+    assert created_with(spec(min_replicas=1, initial_replicas=2)) == 2
+    assert created_with(spec(min_replicas=3, initial_replicas=2)) == 3
+    assert applied_replicas(None, spec(initial_replicas=2)) == 2
     assert replicas_of({"spec": {}}) == 1, "the API server's default"
-
-
-@pytest.mark.parametrize(
-    ("replicas", "may_start", "wanted"),
-    [(0, True, 1), (0, False, None), (1, True, None), (3, True, None), (4, True, 3), (9, False, 3)],
-)
-def test_clamp(replicas: int, may_start: bool, wanted: int | None) -> None:
-    scale = clamp(deployment(replicas), ScalingSpec(min_replicas=1, max_replicas=3), may_start=may_start)
-    assert (None if scale is None else scale.replicas) == wanted
-    if scale is not None:
-        assert (scale.uid, scale.resource_version) == ("u", "7")
-        assert f"replicas {replicas} -> {wanted}" in scale.why
 
 
 def test_creation_hands_replicas_over_and_then_leaves_them_out() -> None:
@@ -68,12 +60,13 @@ def test_creation_hands_replicas_over_and_then_leaves_them_out() -> None:
     assert [(a.ref.kind, a.manager, a.force) for a in first] == [
         ("ConfigMap", names.OPERATOR_MANAGER, True),
         ("Service", names.OPERATOR_MANAGER, True),
+        ("PodDisruptionBudget", names.OPERATOR_MANAGER, True),
         ("Deployment", names.OPERATOR_MANAGER, True),
         ("Deployment", names.SCALE_MANAGER, False),
     ]
-    assert first[2].body["spec"]["replicas"] == 0
-    assert first[3].body["spec"] == {"replicas": 0}
-    assert first[3].body.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert first[3].body["spec"]["replicas"] == 0
+    assert first[4].body["spec"] == {"replicas": 0}
+    assert first[4].body.keys() == {"apiVersion", "kind", "metadata", "spec"}
     store.act(first)
     (second,) = store.decide().actions
     assert isinstance(second, Apply)
@@ -83,7 +76,7 @@ def test_creation_hands_replicas_over_and_then_leaves_them_out() -> None:
     assert set(store.history) == {0}
 
 
-@pytest.mark.parametrize("num_done", range(5))
+@pytest.mark.parametrize("num_done", range(6))
 def test_a_crash_after_any_write_starts_no_pod(num_done: int) -> None:
     store = Store(make_endpoint())
     store.act(store.decide().actions[:num_done])
@@ -159,6 +152,11 @@ def idle_store(**scaling: Any) -> Store:
     return store
 
 
+def with_demand(store: Store, idle_s: float) -> Store:
+    store.demand = quiet(idle_s)
+    return store
+
+
 def test_idle_goes_to_the_floor_by_the_handshake_alone() -> None:
     store = idle_store()
     store.demand = quiet(61)
@@ -182,12 +180,12 @@ def test_scaling_waits_while_the_deployment_is_being_written() -> None:
 def test_a_raised_floor_starts_at_once_and_a_lowered_one_waits_for_idleness() -> None:
     store = idle_store()
     store.endpoint = make_endpoint(scaling={"idleAfter": "60s", "minReplicas": 2}, generation=2)
-    (scale,) = store.decide(demand=quiet(1)).actions
+    (scale,) = with_demand(store, 1).decide().actions
     assert isinstance(scale, Scale)
     assert scale.replicas == 2
     store.act([scale])
     store.endpoint = make_endpoint(scaling={"idleAfter": "60s", "minReplicas": 1}, generation=3)
-    assert store.decide(demand=quiet(1)).actions == ()
-    (sleep,) = store.decide(demand=quiet(61)).actions
+    assert with_demand(store, 1).decide().actions == ()
+    (sleep,) = with_demand(store, 61).decide().actions
     assert isinstance(sleep, Sleep)
     assert sleep.scale.replicas == 1

@@ -34,10 +34,12 @@ def test_first_sight_sets_every_condition() -> None:
     plan = Store(make_endpoint()).decide()
     assert flat(plan) == {
         "Accepted": ("True", "Valid"),
+        "AliasReady": ("True", "NoAlias"),
         "Placed": ("True", "Anywhere"),
         "WeightsReady": ("True", "ClaimBound"),
         "Ready": ("Unknown", "Pending"),
         "ScalingActive": ("Unknown", "Pending"),
+        "RolloutBlocked": ("False", "NotBlocked"),
         "Degraded": ("False", "AsExpected"),
         "Reconciling": ("True", "RollingOut"),
     }
@@ -105,6 +107,8 @@ def states() -> dict[str, tuple[Store, dict[str, tuple[str, str]]]]:
 
 SERVING = {
     "Accepted": ("True", "Valid"),
+    "AliasReady": ("True", "NoAlias"),
+    "RolloutBlocked": ("False", "NotBlocked"),
     "Placed": ("True", "Anywhere"),
     "WeightsReady": ("True", "ClaimBound"),
     "Ready": ("True", "Serving"),
@@ -130,7 +134,7 @@ def test_every_status_is_as_the_contract_says(state: str) -> None:
     assert {c.type for c in status.conditions} >= {kind.value for kind in ALWAYS_PRESENT}
     assert all(c.message and c.observed_generation == 1 for c in status.conditions)
     for found in status.conditions:
-        if found.status != "True" and found.type != "Degraded":
+        if found.status != "True" and found.type not in ("Degraded", "RolloutBlocked"):
             assert len(found.message) > 20, "what is wrong is said in words"
     assert status.url == "http://gateway/team/tiny/v1"
     assert status.selector == (

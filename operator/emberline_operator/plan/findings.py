@@ -1,0 +1,93 @@
+"""What a pass found out about an endpoint and each of its regions, as far as it got. Status is made of this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.accept import Rejection
+from emberline_operator.choice import Choice
+from emberline_operator.decision import RegionPlacement, ResidencyVerdict
+from emberline_operator.plan.replicas import replicas_of
+from emberline_operator.plan.rollout import Rollout
+from emberline_operator.plan.scaling import ScalePlan
+from emberline_operator.plan.via import Via
+from emberline_operator.plan.weights import WeightsState
+from emberline_operator.snapshot import Json, PodState, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFindings:
+    """One region that the endpoint names, or has objects in."""
+
+    name: str
+    placement: RegionPlacement | None = None
+    """None: the spec could not be read."""
+    deployment: Json | None = None
+    """The live one."""
+    pods: tuple[PodState, ...] = ()
+    is_template_new: bool = False
+    """Whether the desired pod template is not the live one yet."""
+    rollout: Rollout | None = None
+    scale: ScalePlan | None = None
+
+    @property
+    def desired(self) -> int:
+        """Engines that should run there."""
+        return replicas_of(self.deployment) if self.deployment else 0
+
+    @property
+    def num_alive(self) -> int:
+        """Engines that are there and not about to end."""
+        return sum(not pod.terminating for pod in self.pods)
+
+    @property
+    def num_ready(self) -> int:
+        """Engines that can answer."""
+        return sum(pod.is_routable for pod in self.pods)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether engines shall run there."""
+        return self.placement is None or self.placement.is_wanted
+
+    @property
+    def choice(self) -> Choice | None:
+        """What was decided there."""
+        decision = self.placement.decision if self.placement else None
+        return decision.choice if decision else None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All of a pass."""
+
+    seen: Snapshot
+    url: str
+    rejection: Rejection | None = None
+    spec: InferenceEndpointSpec | None = None
+    """None: it could not be read."""
+    via: Via | None = None
+    weights: WeightsState | None = None
+    regions: tuple[RegionFindings, ...] = ()
+    residency: ResidencyVerdict | None = None
+
+    @property
+    def desired(self) -> int:
+        """Engines that should run, over all regions."""
+        return sum(region.desired for region in self.regions)
+
+    @property
+    def num_ready(self) -> int:
+        """Engines that can answer, over all regions."""
+        return sum(region.num_ready for region in self.regions)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the user has stopped the endpoint by hand."""
+        return self.spec is not None and self.spec.scaling.via == "External" and self.spec.replicas == 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a Deployment in any region."""
+        return any(region.deployment is not None for region in self.regions)

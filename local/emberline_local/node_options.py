@@ -12,15 +12,23 @@ from emberline_local.errors import OptionError
 from emberline_local.node_spec import NodeSpec, PretendedGpus
 
 GPUS = {
+    "a10": PretendedGpus(product="NVIDIA-A10", memory_mib=23028, compute=(8, 6)),
     "a100": PretendedGpus(product="NVIDIA-A100-SXM4-80GB", memory_mib=81920, compute=(8, 0)),
+    "a100-40": PretendedGpus(product="NVIDIA-A100-SXM4-40GB", memory_mib=40960, compute=(8, 0)),
+    "a100-mig": PretendedGpus(product="NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", memory_mib=9728, compute=(8, 0)),
     "b200": PretendedGpus(product="NVIDIA-B200", memory_mib=183359, compute=(10, 0)),
+    "gh200": PretendedGpus(product="NVIDIA-GH200-480GB", memory_mib=97871, compute=(9, 0)),
     "h100": PretendedGpus(product="NVIDIA-H100-80GB-HBM3", memory_mib=81559, compute=(9, 0)),
     "h200": PretendedGpus(product="NVIDIA-H200", memory_mib=143771, compute=(9, 0)),
     "l4": PretendedGpus(product="NVIDIA-L4", memory_mib=23034, compute=(8, 9)),
+    "l4-shared": PretendedGpus(product="NVIDIA-L4-SHARED", memory_mib=23034, compute=(8, 9), replicas=4),
     "l40s": PretendedGpus(product="NVIDIA-L40S", memory_mib=46068, compute=(8, 9)),
+    "mi300x": PretendedGpus(product="AMD_Instinct_MI300X_OAM", memory_mib=196592, compute=None),
+    "rtx4090": PretendedGpus(product="NVIDIA-GeForce-RTX-4090", memory_mib=24564, compute=(8, 9)),
     "t4": PretendedGpus(product="Tesla-T4", memory_mib=15360, compute=(7, 5)),
+    "v100": PretendedGpus(product="Tesla-V100-SXM2-16GB", memory_mib=16384, compute=(7, 0)),
 }
-"""GPUs that a node can pretend to have."""
+"""GPUs that a node can pretend to have. `a100-mig` has MIG slices instead of whole GPUs, of `l4-shared` four pods share each."""
 
 _Number = TypeVar("_Number", int, float)
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -16,21 +16,35 @@ LABEL_NODE_KIND = f"{names.GROUP}/local-node"
 
 @dataclass(frozen=True, kw_only=True)
 class PretendedGpus:
-    """GPUs that are not there: labels and capacity as NVIDIA's device plugin and GPU feature discovery publish them.
+    """GPUs that are not there: labels and capacity as the vendors' device plugins and labellers publish them.
 
     A container that asks for them gets the oracle executor, which loads for `load_s` and streams a token each `step_s`.
     """
 
     product: str = "NVIDIA-H100-80GB-HBM3"
+    """As the vendor's label says it, with the suffixes of MIG slices (`-MIG-1g.10gb`) and shared GPUs (`-SHARED`)."""
     count: int = 8
+    """GPUs of the node, or slices."""
     memory_mib: int = 81559
-    compute: tuple[int, int] = (9, 0)
+    """Of one of them."""
+    compute: tuple[int, int] | None = (9, 0)
+    """CUDA compute capability; None for AMD, whose labels do not tell an architecture."""
+    replicas: int = 1
+    """Pods that share one GPU by time-slicing."""
     load_s: float = 1.0
     step_s: float = 0.02
 
     @property
+    def resource_name(self) -> str:
+        """What containers request."""
+        return names.GPU_RESOURCE if self.compute else names.AMD_GPU_RESOURCE
+
+    @property
     def labels(self) -> dict[str, str]:
-        """Labels of GPU feature discovery."""
+        """Labels of NVIDIA's GPU feature discovery, or of AMD's node labeller."""
+        if self.compute is None:
+            return {"amd.com/gpu.product-name": self.product, "amd.com/gpu.vram": f"{round(self.memory_mib / 1024)}G"}
+        slices = self.product.partition("-MIG-")[2].partition("g.")[0]
         return {
             "nvidia.com/gpu.present": "true",
             "nvidia.com/gpu.product": self.product,
@@ -38,7 +52,15 @@ class PretendedGpus:
             "nvidia.com/gpu.memory": str(self.memory_mib),
             "nvidia.com/gpu.compute.major": str(self.compute[0]),
             "nvidia.com/gpu.compute.minor": str(self.compute[1]),
+            "nvidia.com/gpu.replicas": str(self.replicas),
+            "nvidia.com/gpu.sharing-strategy": "time-slicing" if self.replicas > 1 else "none",
+            **({"nvidia.com/gpu.slices.gi": slices, "nvidia.com/mig.strategy": "single"} if slices else {}),
         }
+
+    @property
+    def capacity(self) -> dict[str, str]:
+        """What the node offers."""
+        return {self.resource_name: str(self.count * self.replicas)}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,8 +89,9 @@ class NodeSpec:
 
     def environment_of(self, container: Mapping[str, Any]) -> dict[str, str]:
         """What the node adds to a container's environment: to one that asks for GPUs, that they are pretended."""
-        asks_for_gpus = names.GPU_RESOURCE in container.get("resources", {}).get("limits", {})
-        return {**(self.gpus.environment if self.gpus and asks_for_gpus else {}), **self.environment}
+        limits = container.get("resources", {}).get("limits", {})
+        pretends = self.gpus is not None and self.gpus.resource_name in limits
+        return {**(self.gpus.environment if self.gpus and pretends else {}), **self.environment}
 
 
 def make_node(spec: NodeSpec, *, kind: str, address: str) -> dict[str, Any]:
@@ -88,7 +111,7 @@ def make_node(spec: NodeSpec, *, kind: str, address: str) -> dict[str, Any]:
         "memory": spec.memory,
         "pods": str(spec.num_pods),
         "ephemeral-storage": "1Ti",
-        **({names.GPU_RESOURCE: str(spec.gpus.count)} if spec.gpus else {}),
+        **(spec.gpus.capacity if spec.gpus else {}),
     }
     return {
         "apiVersion": "v1",

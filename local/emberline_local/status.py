@@ -84,8 +84,9 @@ def _condition(o: Object, kind: str) -> Mapping[str, str]:
 
 def _node(o: Object) -> tuple[str, ...]:
     labels = o["metadata"].get("labels", {})
-    gpus = o.get("status", {}).get("allocatable", {}).get(names.GPU_RESOURCE, "")
-    product = labels.get("nvidia.com/gpu.product", "")
+    allocatable = o.get("status", {}).get("allocatable", {})
+    gpus = allocatable.get(names.GPU_RESOURCE) or allocatable.get(names.AMD_GPU_RESOURCE, "")
+    product = labels.get("nvidia.com/gpu.product") or labels.get("amd.com/gpu.product-name", "")
     return (
         o["metadata"]["name"],
         labels.get(LABEL_NODE_KIND, ""),

@@ -23,10 +23,13 @@ def gpu_node(
 ) -> NodeState:
     """A node with pretended GPUs of a kind; `labels` are added."""
     gpus = GPUS[kind]
-    resource = getattr(gpus, "resource", "nvidia.com/gpu")
+    resource = gpus.resource_name
     taint = Taint(resource, "present", "NoSchedule")
     return NodeState(
-        name or f"{kind}-node", {**gpus.labels, **(labels or {})}, {resource: count}, **{"taints": (taint,), **state}
+        name or f"{kind}-node",
+        {**gpus.labels, **(labels or {})},
+        {resource: count * gpus.replicas},
+        **{"taints": (taint,), **state},
     )
 
 

@@ -61,6 +61,28 @@ def test_pretended_gpus_look_like_gpu_feature_discovery() -> None:
     }
 
 
+def test_pretended_gpus_of_amd_look_like_its_labeller() -> None:
+    gpus = PretendedGpus(product="AMD_Instinct_MI300X_OAM", count=8, memory_mib=196592, compute=None)
+    spec = NodeSpec(name="n", gpus=gpus)
+    node = make_node(spec, kind="process", address="127.0.0.1")
+    assert node["metadata"]["labels"]["amd.com/gpu.product-name"] == "AMD_Instinct_MI300X_OAM"
+    assert node["metadata"]["labels"]["amd.com/gpu.vram"] == "192G"
+    assert not any(label.startswith("nvidia") for label in node["metadata"]["labels"])
+    assert node["status"]["allocatable"]["amd.com/gpu"] == "8"
+    assert spec.environment_of({"resources": {"limits": {"nvidia.com/gpu": "1"}}}) == {}
+    assert spec.environment_of({"resources": {"limits": {"amd.com/gpu": "1"}}})["EMBERLINE_EXECUTOR"] == "oracle"
+
+
+def test_slices_and_shared_gpus_say_so() -> None:
+    slices = PretendedGpus(product="NVIDIA-A100-SXM4-80GB-MIG-2g.20gb", count=3, memory_mib=19968, compute=(8, 0))
+    assert slices.labels["nvidia.com/gpu.slices.gi"] == "2"
+    assert slices.capacity == {"nvidia.com/gpu": "3"}
+    shared = PretendedGpus(product="NVIDIA-L4-SHARED", count=2, memory_mib=23034, compute=(8, 9), replicas=4)
+    assert shared.labels["nvidia.com/gpu.replicas"] == "4"
+    assert shared.labels["nvidia.com/gpu.count"] == "2"
+    assert shared.capacity == {"nvidia.com/gpu": "8"}
+
+
 def test_node_without_gpus_has_none() -> None:
     node = make_node(NodeSpec(name="n"), kind="process", address="127.0.0.1")
     assert "nvidia.com/gpu" not in node["status"]["capacity"]

@@ -37,7 +37,7 @@ def test_every_word_arrives() -> None:
         ("name=a,name=b", "'name' is given twice"),
         ("name=a,region", "'region' is no key=value"),
         ("name=a,gpus=8", "gpus is not known"),
-        ("name=a,gpu=h1000", "is none of a100"),
+        ("name=a,gpu=h1000", "is none of a10, a100"),
         ("name=a,gpu=h100:0", "'0' GPUs; a node has 1 to 64"),
         ("name=a,gpu=h100,load=long", "load=long"),
         ("name=a,step=1s", "step is not known"),  # of a node without GPUs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from support.gpu_nodes import chosen, gpu_node, refused
-
 from emberline_contract.conditions import Reason
+from support.gpu_nodes import chosen, gpu_node, refused
 
 
 def test_a_lone_class_is_chosen_with_its_reason() -> None:

@@ -26,8 +26,9 @@ def concerned(caches: Caches, obj: Json) -> Iterable[Key]:
         case NODES.kind:
             return caches.index.endpoints_on(name) | caches.index.waiting
         case REGIONS.kind:
-            named = [e for e in caches[ENDPOINTS] if name in e.get("spec", {}).get("placement", {}).get("regions", ())]
-            return [key_of(endpoint) for endpoint in named]
+            # Another region's labels, and those of a region that was left, tell where pods are, too.
+            bound = [e for e in caches[ENDPOINTS] if e.get("spec", {}).get("placement", {}).get("regions")]
+            return [key_of(endpoint) for endpoint in bound]
         case CLAIMS.kind:
             users = [e for e in caches[ENDPOINTS] if key_of(e)[0] == namespace and claim_of(e) == name]
             return [key_of(endpoint) for endpoint in users]

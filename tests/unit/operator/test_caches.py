@@ -218,6 +218,7 @@ def test_only_what_decisions_look_at_is_kept() -> None:
         (obj(1, "models", "other", kind="PersistentVolumeClaim"), set()),
         (obj(1, "weights", kind="PersistentVolumeClaim"), set()),
         ({"kind": "InferenceRegion", "metadata": {"name": "eu", "resourceVersion": "1"}}, {("team", "eu")}),
+        ({"kind": "InferenceRegion", "metadata": {"name": "us", "resourceVersion": "1"}}, {("team", "eu")}),
     ],
 )
 def test_whom_a_change_concerns(changed: dict[str, Any], keys: set[tuple[str, str]]) -> None:

@@ -77,7 +77,7 @@ async def settled(rig: OperatorRig) -> dict[str, tuple[str, str]]:
     await rig.settled("tiny", "ScaledToZero")
     while True:
         before, version = await identities(rig), (await live_endpoint(rig))["metadata"]["resourceVersion"]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.6)
         if (before, version) == (await identities(rig), (await live_endpoint(rig))["metadata"]["resourceVersion"]):
             return before
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from emberline_contract import names
 from emberline_operator.errors import SettingsError
+from emberline_operator.hardware.gpu_table import GpuLabels
+from emberline_operator.hardware.labels_file import parse_gpu_labels
 
 DEFAULT_PUBLIC_URL = f"http://{names.GATEWAY_NAME}.{names.SYSTEM_NAMESPACE}.svc:{names.GATEWAY_PORT}"
 _BASE_URL: Final = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
@@ -38,6 +40,8 @@ class Install:
     """ConfigMap of each endpoint's namespace whose `ca.crt` engine pods trust; empty: none."""
     hf_endpoint: str = ""
     """Base URL of the Hugging Face hub for engine pods, without a slash at its end; empty: the hub itself."""
+    gpu_labels: GpuLabels = field(default_factory=GpuLabels)
+    """GPUs and node labels that the built-in table does not know."""
     surge_patience_s: float = 30.0
     """How long a roll-out waits for a node for its new engine before it stops an old one to make room."""
 
@@ -58,6 +62,7 @@ class Install:
             no_proxy=_hosts(environ, names.ENV_NO_PROXY),
             ca_bundle_configmap=_object_name(environ, names.ENV_CA_BUNDLE_CONFIGMAP),
             hf_endpoint=_base_url(environ, names.ENV_HF_ENDPOINT),
+            gpu_labels=_gpu_labels(environ),
         )
 
 
@@ -152,3 +157,15 @@ def _object_name(environ: Mapping[str, str], name: str) -> str:
             "digits, '-' and '.'"
         )
     return configmap
+
+
+def _gpu_labels(environ: Mapping[str, str]) -> GpuLabels:
+    path = environ.get(names.ENV_GPU_TABLE, "")
+    if not path:
+        return GpuLabels()
+    try:
+        return parse_gpu_labels(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{names.ENV_GPU_TABLE} names {path}, which cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{names.ENV_GPU_TABLE}: {path}: {error}") from None

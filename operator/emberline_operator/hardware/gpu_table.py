@@ -5,6 +5,7 @@ Nothing is ever decided by a product's name alone: a name gives compute capabili
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -170,7 +171,7 @@ class GpuModel:
     memory_mib: int
     """The least that drivers report, as labels say it."""
     bandwidth_gb_s: int
-    """Of its memory; decides between GPUs that do equally well otherwise."""
+    """Of its memory; decides between GPUs that do equally well otherwise. 0: not known."""
     products: tuple[str, ...]
     """Values of the product label, as seen on nodes."""
     also: tuple[str, ...] = ()
@@ -260,9 +261,9 @@ def make_table(own: GpuLabels = GpuLabels()) -> GpuTable:
     labels: dict[str, dict[str, GpuModel]] = {}
     for key, value, name in own.labels:
         if name not in models:
-            raise ValueError(
-                f"labels: {key}={value} means {name!r}, which is no GPU of the table or of `gpus`; there are {', '.join(models)}"
-            )
+            close = difflib.get_close_matches(name, models)
+            meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(models)}"
+            raise ValueError(f"labels.{key}.{value}: {name!r} is neither in `gpus` nor a GPU that is known{meant}")
         labels.setdefault(key, {})[value] = models[name]
     for model in models.values():
         keys = (PRODUCT,) if model.vendor == "Nvidia" else (AMD_PRODUCT, AMD_BETA_PRODUCT)

@@ -49,7 +49,7 @@ def decide(seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
 
 
 def _accepted(found: Findings, accepted: Accepted, seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
-    placements = place(accepted.spec, seen, make_table(), now)
+    placements = place(accepted.spec, seen, make_table(install.gpu_labels), now)
     found = replace(found, residency=judge(accepted.spec, seen, placements, now))
     heir = _heir(seen, placements)
     desired = [

@@ -26,6 +26,7 @@ from emberline_contract import names
 from emberline_local.cluster import ROOT
 from emberline_local.demo import condition
 from emberline_local.record import ClusterFolder
+from support.audit import OPERATOR_USER, lacked_rights
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
@@ -112,7 +113,11 @@ def local(localplane: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     nodes = ("name=cpu-1", "name=gpu-1,region=eu,gpu=h100:8,load=300ms,step=20ms")
     try:
         command("up", *(word for node in nodes for word in ("--node", node)), "--gateway-port", "0", "--audit-log")
-        yield Local(localplane, ClusterFolder(state_home / "emberline" / "end-to-end"))
+        running = Local(localplane, ClusterFolder(state_home / "emberline" / "end-to-end"))
+        yield running
+        # As they are shipped, under their own accounts, in processes of their own.
+        for account in (OPERATOR_USER, GATEWAY_ACCOUNT):
+            assert lacked_rights(running.folder.plane_dir / "audit.log", account) == set()
     finally:
         command("down")
 

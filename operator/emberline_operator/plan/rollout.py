@@ -19,7 +19,7 @@ from emberline_operator.desired.deployment import Strategy, strategy_of
 from emberline_operator.desired.template import signature
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.room import could_run, num_free_places, num_pool_places
-from emberline_operator.snapshot import Json, PodState, Snapshot, is_gpu, time_of, time_text
+from emberline_operator.snapshot import Json, PodState, Snapshot, time_of, time_text
 
 PATIENCE_S: Final = 30.0
 _COMPLETE: Final = "NewReplicaSetAvailable"
@@ -58,16 +58,6 @@ class _Pods:
     def dispensable(self) -> tuple[PodState, ...]:
         """Bound pods one of which the controller would stop to make room."""
         return tuple(pod for pod in self.old or self.new if pod.node)
-
-
-def is_surging(live: Json) -> bool:
-    """Whether a Deployment's roll-out may take a spare GPU now: it surges, wants GPUs, and is not over."""
-    limits = (c.get("resources", {}).get("limits", {}) for c in live["spec"]["template"]["spec"]["containers"])
-    wants_gpu = any(is_gpu(name) for names in limits for name in names)
-    status = live.get("status", {})
-    is_seen = status.get("observedGeneration") == live["metadata"].get("generation")
-    is_busy = not is_seen or status.get("replicas", 0) != status.get("updatedReplicas", 0)
-    return wants_gpu and strategy_of(live) == "Surge" and replicas_of(live) > 0 and is_busy
 
 
 def judge_rollout(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,7 @@ from emberline_operator.choice import Choice
 from emberline_operator.desired.child import Child
 from emberline_operator.desired.deployment import Strategy, make_deployment, strategy_of
 from emberline_operator.desired.template import make_template, signature
-from emberline_operator.plan.rollout import Rollout, is_surging, judge_rollout
+from emberline_operator.plan.rollout import Rollout, judge_rollout
 from emberline_operator.snapshot import NodeState, PodState, Snapshot, Taint, time_text
 from support.decisions import CPU, H100, decision, gpu_node
 from support.operator_objects import INSTALL, NOW, UID, Raw, make_endpoint, make_pod_state
@@ -422,21 +421,6 @@ def test_back_to_the_old_template_is_over_as_soon_as_nothing_else_is_left() -> N
     case.pods.pop()
     case.status("NewReplicaSetAvailable", replicas=1, updatedReplicas=1)
     assert case.judge(case.old) == Rollout("Surge")
-
-
-def test_who_holds_a_reservation() -> None:
-    case = rolling()
-    assert is_surging(case.live)
-    drains = copy.deepcopy(case.live)
-    drains["spec"]["strategy"]["rollingUpdate"] = {"maxSurge": 0, "maxUnavailable": 1}
-    assert not is_surging(drains)
-    assert not is_surging(rolling(CPU).live)
-    case.status(replicas=1, updatedReplicas=1)
-    assert not is_surging(case.live)
-    case.live["metadata"]["generation"] = 2
-    assert is_surging(case.live), "the controller has not looked yet"
-    case.live["spec"]["replicas"] = 0
-    assert not is_surging(case.live)
 
 
 def test_strategies_are_read_back_as_they_were_written() -> None:

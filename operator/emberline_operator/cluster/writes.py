@@ -58,11 +58,12 @@ class Writer:
         return int(written["metadata"]["generation"])
 
     async def scale(self, namespace: str, ref: Ref, *, replicas: int, uid: str, resource_version: str) -> None:
-        """Write a Deployment's scale. Raises ConflictError if the Deployment has changed.
+        """Write a Deployment's scale. Raises ConflictError if the Deployment has changed; without a version, if it is another one.
 
         An apply, not an update: an update to 0 leaves the field without any owner, since a Scale omits a zero.
         """
-        metadata = {"name": ref.name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version}
+        version = {"resourceVersion": resource_version} if resource_version else {}
+        metadata = {"name": ref.name, "namespace": namespace, "uid": uid, **version}
         self._on_write(ref.kind, "scale")
         await self._api.request(
             "PATCH",

@@ -34,6 +34,7 @@ class Scale:
     replicas: int
     uid: str
     resource_version: str
+    """Empty: whatever has happened to the Deployment since."""
     why: str
 
 

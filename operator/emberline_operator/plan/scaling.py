@@ -101,6 +101,8 @@ class _Wish:
     why: str
     is_sleep: bool = False
     """Only if all gateways agree."""
+    is_fence: bool = False
+    """Because no engine may come to be: whatever has happened to the Deployment meanwhile."""
 
 
 def plan_scaling(
@@ -192,7 +194,7 @@ def _wish(case: _Case) -> tuple[_Wish | None, tuple[Recommendation, ...] | None]
         return wish, recommendations
     alive = _alive(case)
     if min(case.replicas, wish.replicas if wish else case.replicas) > alive:
-        return _Wish(alive, "no engine may be started in the region now"), recommendations
+        return _Wish(alive, "no engine may be started in the region now", is_fence=True), recommendations
     return (wish if wish is not None and wish.replicas < case.replicas else None), recommendations
 
 
@@ -222,14 +224,18 @@ def _unless_same(case: _Case, replicas: int, why: str) -> _Wish | None:
 
 
 def _alive(case: _Case) -> int:
-    """Engines that have a node and had it before it became unknown where the region is: those that stay."""
-    decision = case.placement.decision
+    """Engines that have a node and had it before it became unknown where the region is, and may stay."""
+    decision, most = case.placement.decision, case.placement.most
     since = decision.unknown_since if decision else None
-    return sum(bool(pod.node) and not pod.terminating and (since is None or pod.created <= since) for pod in case.pods)
+    here = sum(bool(pod.node) and not pod.terminating and (since is None or pod.created <= since) for pod in case.pods)
+    return here if most is None else min(here, most)
 
 
 def _write(case: _Case, wish: _Wish) -> Scale | Sleep:
     scale = scale_to(case.live, wish.replicas, wish.why)
+    if wish.is_fence:
+        # Engines that come and go there change the Deployment faster than it can be read, and nothing else would stop them.
+        return replace(scale, resource_version="")
     if not wish.is_sleep:
         return scale
     return Sleep(case.placement.region, scale, retry_s=min(BUSY_RETRY_S, case.spec.scaling.idle_after_s))

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from emberline_contract import names
+from emberline_operator.cluster.kinds import REGIONS
 from support.operator_rig import operator_rig
 from support.plane import TestPlane
 
@@ -191,11 +192,21 @@ async def test_pods_of_endpoints_are_admitted_where_pod_security_is_restricted(
     plane: TestPlane, namespace: str, tmp_path: Path
 ) -> None:
     plane.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
+    region = f"psa-{namespace[-5:]}"
+    pool = {"name": "big", "nodeSelector": {"pool": "big"}, "computeCapability": "9.0", "memory": "80Gi"}
+    body = {"apiVersion": names.API_VERSION, "kind": names.REGION_KIND, "metadata": {"name": region}}
     async with operator_rig(plane, namespace, tmp_path) as rig, rig.operator():
+        await rig.create(REGIONS, {**body, "spec": {"gpuPools": [pool]}})
         await rig.claim()
         always = {"minReplicas": 1, "maxReplicas": 1}
-        await rig.endpoint("cpu", scaling=always)
-        await rig.endpoint("gpu", scaling=always, accelerator={"kind": "Nvidia"}, engine={"maxModelLen": 1024})
+        await rig.endpoint(
+            "cpu", scaling=always, podTemplate={"sharedMemory": "64Mi", "env": [{"name": "A", "value": "1"}]}
+        )
+        model = {"source": "pvc://models/tiny", "parameters": "1B"}
+        await rig.endpoint(
+            "gpu", scaling=always, accelerator={"kind": "Nvidia"}, model=model, placement={"regions": [region]}
+        )
         # The Pod Security admission judges pods, not Deployments: they are really created.
         for name in ("cpu", "gpu"):
             await rig.pods(name)
+        await rig.delete(REGIONS, region)

@@ -43,9 +43,14 @@ def shown_defaults() -> Raw:
     return {entry["name"]: entry["value"] for entry in yaml.safe_load("\n".join(shown))}
 
 
-def test_the_shown_defaults_can_be_taken_as_written() -> None:
+def test_the_shown_defaults_can_be_taken_as_written(tmp_path: Path) -> None:
     shown = shown_defaults()
-    install = Install.from_environ({names.ENV_RUNTIME_IMAGE: "engine:1", **shown})
+    (mount,) = (m for m in container()["volumeMounts"] if m["name"] == "gpu-table")
+    table = Path(shown[names.ENV_GPU_TABLE])
+    assert str(table.parent) == mount["mountPath"]
+    here = tmp_path / table.name
+    here.write_text('{"labels": {"example.com/gpu": {"big": "h100"}}}')
+    install = Install.from_environ({names.ENV_RUNTIME_IMAGE: "engine:1", **shown, names.ENV_GPU_TABLE: str(here)})
     assert install.http_proxy == shown[names.ENV_HTTP_PROXY]
     bare = Install("engine:1")
     changed = {field for field in Install.__dataclass_fields__ if getattr(install, field) != getattr(bare, field)}

@@ -43,33 +43,30 @@ class EventWriter:
         if key in self._told:
             return
         try:
-            at = await self._told_before(endpoint, notice, now)
-            if at is None:
-                await self._create(endpoint, notice, now)
+            at = await self._told_before(endpoint, notice, now) or await self._create(endpoint, notice, now)
         except ClusterError as error:
             # Such as a namespace that is being deleted.
             _log.warning("no event %s for %s: %s", notice.reason, endpoint["metadata"]["name"], error)
             return
-        self._told[key] = at or now
+        self._told[key] = at
 
     async def _told_before(self, endpoint: Json, notice: Notice, now: datetime) -> datetime | None:
         """When another process told it within the period."""
-        for moment in (now, now - PERIOD):
-            try:
-                told = await self._api.request("GET", _path(endpoint, event_name(endpoint, notice, moment)))
-            except NotFoundError:
-                continue
-            at = time_of(told["eventTime"])
-            if now - at < PERIOD:
-                return at
-        return None
+        try:
+            told = await self._api.request("GET", _path(endpoint, event_name(endpoint, notice, now - PERIOD)))
+        except NotFoundError:
+            return None
+        at = time_of(told["eventTime"])
+        return at if now - at < PERIOD else None
 
-    async def _create(self, endpoint: Json, notice: Notice, now: datetime) -> None:
+    async def _create(self, endpoint: Json, notice: Notice, now: datetime) -> datetime:
+        """When it was told: now, or some time in these very ten minutes, by another process."""
         body = event(endpoint, notice, now, self._instance)
         try:
             await self._api.request("POST", _path(endpoint), body=body)
         except ConflictError:
-            return  # told already, in these very ten minutes
+            return now - timedelta(seconds=now.timestamp() % PERIOD.total_seconds())
+        return now
 
 
 def event_name(endpoint: Json, notice: Notice, moment: datetime) -> str:

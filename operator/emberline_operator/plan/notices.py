@@ -68,8 +68,8 @@ def _hardware(status: Json) -> tuple[object, ...]:
 def _rolled_out(old: Mapping[str, Json], new: Mapping[str, Json]) -> list[Notice]:
     was, ready = old.get(ConditionType.RECONCILING, {}), new.get(ConditionType.READY, {})
     is_over = was.get("status") == "True" and ConditionType.RECONCILING not in new
-    # The first roll-out of an endpoint that sleeps replaces nothing.
-    if not is_over or ready.get("reason") != Reason.SERVING or old.get(ConditionType.READY, {}).get("reason") is None:
+    # The first generation replaces nothing, nor does a roll-out of an endpoint that sleeps.
+    if not is_over or ready.get("reason") != Reason.SERVING or ready["observedGeneration"] == 1:
         return []
     return [_normal(Reason.ROLLED_OUT, f"all engines are of generation {ready['observedGeneration']}")]
 

@@ -37,7 +37,7 @@ ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"
 STARTUP_SECONDS: Final = "emberline_startup_seconds"
 """Gauge; label phase: seconds that each phase of this process's start took."""
 ENGINE_INFO: Final = "emberline_engine_info"
-"""Gauge, always 1; labels executor, device, dtype, quantization (`none` if unset), kv_cache_dtype and version say what the engine is."""
+"""Gauge, always 1; labels executor, device, dtype, quantization (what the weights are or became; `none`), kv_cache_dtype and version."""
 DRAINING: Final = "emberline_draining"
 """Gauge: 1 while the engine finishes what runs and takes nothing new."""
 # Gateway; labels namespace and name.

@@ -111,9 +111,9 @@ class Metrics:
         for phase, seconds in startup_s.items():
             self._startup.labels(phase.value).set(seconds)
 
-    def set_info(self, executor: str, config: EngineConfig, version: str) -> None:
-        """What this engine is."""
-        precision = (config.dtype, config.quantization or "none", config.kv_type)
+    def set_info(self, executor: str, config: EngineConfig, stored_weights: str | None, version: str) -> None:
+        """What this engine is; `stored_weights`: the eight bits that the checkpoint has already."""
+        precision = (config.dtype, config.quantization or stored_weights or "none", config.kv_type)
         self._info.labels(self._labels[0], executor, config.device, *precision, version).set(1)
 
     def set_draining(self, draining: bool) -> None:

@@ -142,7 +142,9 @@ class EngineProcess:
         selection, config = self._selection, self._config
         details = {phase.value: round(seconds, 3) for phase, seconds in self.engine.startup_s.items()}
         logger.info("ready", extra={"details": {"executor": selection.name, "startup_s": details}})
-        self.metrics.set_info(selection.name, config, package_version())
+        spec = selection.model.spec
+        stored_weights = None if spec is None else spec.stored_weights
+        self.metrics.set_info(selection.name, config, stored_weights, package_version())
         await self._service.prompts.idle()
         self._on_idle()
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from emberline_contract import metrics as names
+from emberline_contract.engine_config import EngineConfig
 from emberline_contract.health import Phase
 from emberline_runtime.engine import lifecycle
 from emberline_runtime.server.health import decide_health, decide_live, decide_ready
+from emberline_runtime.server.metrics import Metrics
 from emberline_runtime.server.routes import package_version
 from support.engine_server import GatedOracle, completion, serving
 
@@ -99,3 +101,10 @@ async def test_a_pretended_gpu_serves_every_precision_and_says_so(
             lines = (await answer.text()).splitlines()
     (info,) = [line for line in lines if line.startswith(names.ENGINE_INFO)]
     assert all(part in info for part in labels.split("|")), info
+
+
+@pytest.mark.parametrize(("stored_weights", "shown"), [("fp8", "fp8"), (None, "none")])
+def test_a_checkpoint_that_is_quantised_already_is_shown_as_such(stored_weights: str | None, shown: str) -> None:
+    metrics = Metrics("m")
+    metrics.set_info("torch", EngineConfig(served_names=("m",)), stored_weights, "1.2.3")
+    assert f'kv_cache_dtype="bf16",model_name="m",quantization="{shown}"' in metrics.text().decode()

@@ -198,3 +198,17 @@ def test_smaller_weights_leave_more_for_the_cache(wide_folder: Path) -> None:
         assert executor.limits.num_blocks == int(0.8 * ((20 << 20) - weights)) // block
         blocks[quantization] = executor.limits.num_blocks
     assert blocks["int8"] > blocks[None]
+
+
+@pytest.mark.parametrize(
+    ("device", "product", "num_warnings"),
+    [("cuda", Product.DEQUANTISED, 1), ("cuda", Product.FP8_ROWS, 0), ("cpu", Product.DEQUANTISED, 0)],
+)
+def test_a_gpu_that_gains_no_speed_from_eight_bits_is_told_of(
+    device: str, product: Product, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(Path("m"), "bf16", device=device, quantization="fp8")
+    with caplog.at_level("INFO"):
+        TorchExecutor._tell(1234, config, Quantiser("fp8", product))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * num_warnings + ["INFO"]
+    assert caplog.records[-1].details == {"bytes": 1234, "dtype": "bf16", "quantization": "fp8", "product": product}  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from emberline_runtime.executors.torch.attention import TILE_ROWS, Attention, Ex
 from emberline_runtime.executors.torch.batch import Batch, Piece, Slot, make_batch
 from emberline_runtime.executors.torch.eight_bit import FP8
 from emberline_runtime.executors.torch.kv import PagedKv, block_bytes
-from emberline_runtime.executors.torch.linear import decide_product
+from emberline_runtime.executors.torch.linear import Product, decide_product
 from emberline_runtime.executors.torch.load import Quantiser, load_weights
 from emberline_runtime.executors.torch.model import Model, Rows
 from emberline_runtime.executors.torch.sampling import FEATURES, Draw, choose
@@ -91,7 +91,7 @@ class TorchExecutor:
         with torch.inference_mode():
             quantiser = self._decide_quantiser(spec, config, dtype)
             weights = load_weights(model.path, make_parameters(spec), dtype, self._device, quantiser)
-            log.info("weights", extra={"details": _describe(weights.num_bytes, config, quantiser)})
+            self._tell(weights.num_bytes, config, quantiser)
             self._model = Model(spec, weights, is_exact=self._is_exact)
             report(Phase.KV)
             self._make_cache(spec, config, memory, weights.num_bytes)
@@ -139,6 +139,17 @@ class TorchExecutor:
             raise ValueError("int4 weights are not computed; the registry refuses them")
         return Quantiser(kind, decide_product(kind, self._device, dtype), is_stored=spec.stored_weights is not None)
 
+    @staticmethod
+    def _tell(weights_bytes: int, config: EngineConfig, quantiser: Quantiser | None) -> None:
+        details: dict[str, str | int] = {"bytes": weights_bytes, "dtype": config.dtype}
+        if quantiser is not None:
+            details |= {"quantization": quantiser.kind, "product": quantiser.product}
+            if config.device == "cuda" and quantiser.product is Product.DEQUANTISED:
+                log.warning(
+                    "weights in eight bits save memory on this GPU and cost speed: each product turns them back"
+                )
+        log.info("weights", extra={"details": details})
+
     def _make_cache(self, spec: ModelSpec, config: EngineConfig, memory: MemoryAllowance, weights_bytes: int) -> None:
         """`memory` is what there was before the weights came."""
         dtype = _DTYPES[config.kv_type]
@@ -156,7 +167,7 @@ class TorchExecutor:
             max_sequences=config.max_sequences,
         )
         size = decide_kv_size(need, budget_bytes, config.kv_cache_bytes)
-        log.info("KV cache", extra={"details": {"decision": size.why}})
+        log.info("KV cache", extra={"details": {"decision": size.why, "type": config.kv_type}})
         self._kv = PagedKv(spec.layers, size.num_blocks, BLOCK_TOKENS, dtype, self._device)
         self.limits = ExecutorLimits(
             num_blocks=size.num_blocks,
@@ -252,8 +263,3 @@ class TorchExecutor:
 
     def _ints(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _describe(weights_bytes: int, config: EngineConfig, quantiser: Quantiser | None) -> dict[str, str | int]:
-    details: dict[str, str | int] = {"bytes": weights_bytes, "dtype": config.dtype}
-    return details if quantiser is None else {**details, "quantization": quantiser.kind, "product": quantiser.product}

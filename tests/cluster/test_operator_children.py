@@ -18,6 +18,7 @@ from emberline_operator.cluster.kinds import CONFIGMAPS, DEPLOYMENTS, ENDPOINTS,
 from emberline_operator.desired.template import signature, signed
 from emberline_operator.plan.ownership import owned_fields, owned_part
 from emberline_operator.settings import Install
+from support.every_field import EVERYTHING
 from support.operator_objects import fields_of
 from support.operator_rig import (
     OperatorRig,
@@ -76,7 +77,7 @@ async def test_a_sleeping_endpoint_gets_its_objects_and_is_ready(rig: OperatorRi
         status = endpoint["status"]
         assert status["url"] == f"http://127.0.0.1:8080/{rig.namespace}/tiny/v1"
         assert [c["type"] for c in status["conditions"]] == [
-            "Accepted", "Placed", "WeightsReady", "Ready", "ScalingActive", "Degraded",
+            "Accepted", "AliasReady", "Placed", "WeightsReady", "Ready", "ScalingActive", "RolloutBlocked", "Degraded",
         ]  # fmt: skip
         assert condition(endpoint, "Ready")["status"] == "True"
         assert "finalizers" not in endpoint["metadata"]
@@ -141,8 +142,10 @@ async def test_a_b_a_changes_the_configuration_and_back(rig: OperatorRig) -> Non
 
 
 async def test_an_old_configmap_stays_while_a_pod_uses_it(rig: OperatorRig) -> None:
-    async with rig.operator():
-        await rig.endpoint("tiny", accelerator={"kind": "Nvidia"}, scaling={"minReplicas": 1})
+    async with rig.node("gpu", gpus="l4"), rig.operator():
+        await rig.endpoint(
+            "tiny", accelerator={"kind": "Nvidia"}, scaling={"minReplicas": 1}, rollout={"strategy": "Drain"}
+        )
         (old,) = await rig.pods("tiny")
         await rig.set_pod(old, ready=True)
         await rig.settled("tiny", "Serving")
@@ -153,7 +156,7 @@ async def test_an_old_configmap_stays_while_a_pod_uses_it(rig: OperatorRig) -> N
             (pod,) = [p for p in await rig.list(PODS) if "deletionTimestamp" not in p["metadata"]] or [old]
             return pod["metadata"]["uid"] != old["metadata"]["uid"]
 
-        await eventually(replaced, "a new pod while the old one drains (no surge on GPUs)")
+        await eventually(replaced, "a new pod while the old one drains")
         await asyncio.sleep(0.5)
         assert await rig.get(CONFIGMAPS, old_map) is not None
         await rig.end_pods("tiny")
@@ -201,14 +204,11 @@ async def test_a_name_that_is_taken_is_never_adopted(rig: OperatorRig) -> None:
 async def test_another_operator_replaces_no_pod(rig: OperatorRig) -> None:
     """What the operator reads back from managedFields is what it applied, for templates with everything in them."""
     region = f"eu-{rig.namespace}"[:25].rstrip("-")
-    await rig.region(region)
-    everything = {
-        "accelerator": {"kind": "Nvidia"},
-        "placement": {"regions": [region], "nodeSelector": {"disk": "fast"}},
-    }
-    async with rig.operator():
+    await rig.region(region, place=rig.namespace)
+    placement = {**EVERYTHING["placement"], "regions": [region]}
+    async with rig.node("gpu", gpus="h100", place=rig.namespace, pool="a"), rig.operator():
         await rig.endpoint("tiny")
-        await rig.endpoint("full", **everything)
+        await rig.endpoint("full", **{**EVERYTHING, "placement": placement})
         await rig.settled("tiny", "ScaledToZero")
         await rig.settled("full", "ScaledToZero")
         live = [await rig.deployment("tiny"), await rig.deployment("full", region)]
@@ -220,7 +220,10 @@ async def test_another_operator_replaces_no_pod(rig: OperatorRig) -> None:
         body = {"metadata": {"name": "x"}, "spec": {"template": applied}}
         assert fields_of(body)["f:spec"]["f:template"] == fields, "the tests' own idea of FieldsV1 is the API server's"
     before = await rig.versions()
-    async with rig.operator(install=Install("another/image:2", "http://127.0.0.1:8080"), resync_s=0.3):
+    async with (
+        rig.node("gpu", gpus="h100", place=rig.namespace, pool="a"),
+        rig.operator(install=Install("another/image:2", "http://127.0.0.1:8080"), resync_s=0.3),
+    ):
         await asyncio.sleep(1)
     assert await rig.versions() == before
     await rig.delete(REGIONS, region)

@@ -112,14 +112,16 @@ async def test_a_region_places_pods_and_an_unknown_one_places_nothing(rig: Opera
         assert (placed["status"], placed["reason"]) == ("False", "UnknownRegion")
         assert "create it or name another" in placed["message"]
         assert await rig.children() == []
-        await rig.region(region, **{"topology.kubernetes.io/region": "eu-west-1"})
+        await rig.region(region, **{"topology.kubernetes.io/region": rig.namespace})
         try:
-            await rig.settled("tiny", "ScaledToZero")
+            async with rig.node("first", **{"topology.kubernetes.io/region": rig.namespace}):
+                # A node in the region is what it waited for.
+                await rig.settled("tiny", "ScaledToZero", 5)
             live = await rig.deployment("tiny", region)
             affinity = live["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
             (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
             assert term["matchExpressions"] == [
-                {"key": "topology.kubernetes.io/region", "operator": "In", "values": ["eu-west-1"]}
+                {"key": "topology.kubernetes.io/region", "operator": "In", "values": [rig.namespace]}
             ]
             # To another place: the new objects come, then those of the place that was left go.
             await rig.patch(ENDPOINTS, "tiny", {"spec": {"placement": {"regions": []}}})
@@ -129,7 +131,7 @@ async def test_a_region_places_pods_and_an_unknown_one_places_nothing(rig: Opera
 
             await eventually(moved, "the Deployment of the region that was left gone")
             await rig.settled("tiny", "ScaledToZero")
-            assert len([child for child in await rig.children() if "tiny--default" in child]) == 3
+            assert len([child for child in await rig.children() if "tiny--default" in child]) == 4
         finally:
             await rig.delete(REGIONS, region)
 

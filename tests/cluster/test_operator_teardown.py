@@ -41,7 +41,7 @@ async def test_deleting_an_endpoint_removes_all_its_objects(rig: OperatorRig, is
     async with rig.operator():
         await rig.endpoint("tiny", scaling={"minReplicas": 1})
         await rig.pods("tiny")
-        assert len(await rig.children()) == 3
+        assert len(await rig.children()) == 4
         if is_running:
             await delete()
             await asyncio.sleep(0.5)

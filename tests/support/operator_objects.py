@@ -19,7 +19,7 @@ from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Evict, F
 from emberline_operator.plan.conditions import status_object
 from emberline_operator.plan.decide import decide
 from emberline_operator.settings import Install
-from emberline_operator.snapshot import Demand, GatewayView, NodeState, PodState, Ref, Snapshot, time_text
+from emberline_operator.snapshot import Demand, GatewayView, MetricsApi, NodeState, PodState, Ref, Snapshot, time_text
 
 Raw = dict[str, Any]
 
@@ -30,7 +30,7 @@ UID = "11111111-0000-4000-8000-000000000001"
 _ATOMIC = frozenset(
     {"selector", "nodeSelector", "tolerations", "fieldRef", "args", "command", "drop", "matchLabels",
      "requiredDuringSchedulingIgnoredDuringExecution", "regions", "labelSelector", "matchLabelKeys", "items", "secretKeyRef",
-     "configMapKeyRef"}
+     "configMapKeyRef", "metrics", "policies"}
 )  # fmt: skip
 _KEYS = {
     "containers": ("name",),
@@ -140,6 +140,7 @@ class Store:
     demand: Demand | None = None
     """What the gateways answer, whatever the region; None: they have seen nothing for long."""
     nodes: dict[str, NodeState] = field(default_factory=lambda: {"n-eu": NodeState("n-eu", EU_LABELS)})
+    metrics_api: MetricsApi = MetricsApi()
     status_written: datetime | None = None
     history: list[int] = field(default_factory=list)
     """Every value that replicas of any Deployment has had."""
@@ -155,6 +156,7 @@ class Store:
             "children": dict(self.children),
             "pods": self.pods,
             "nodes": self.nodes,
+            "metrics_api": self.metrics_api,
             "status_written": self.status_written,
         }
         return Snapshot(**{**seen, **changes})

@@ -22,9 +22,10 @@ from aiohttp import web
 
 from emberline_contract import http, names
 from emberline_contract.http import CloseAnswer, CloseRequest, CloseState, DemandAnswer, EndpointDemand
+from emberline_local.node_options import GPUS
 from emberline_operator import main
 from emberline_operator.cluster.api import APPLY, Api
-from emberline_operator.cluster.kinds import CLAIMS, CONFIGMAPS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS, SERVICES, Kind
+from emberline_operator.cluster.kinds import CHILDREN, CLAIMS, DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS, Kind
 from emberline_operator.errors import NotFoundError
 from emberline_operator.settings import Install, LeaseTimes, Settings
 from support.audit import OPERATOR_USER
@@ -117,6 +118,8 @@ class PlayedGateway:
     requests: list[CloseRequest] = field(default_factory=list)
     endpoints: list[tuple[str, str, str]] = field(default_factory=list)
     """Namespace, name and region of what has been called; others are unknown to it."""
+    pods: dict[str, int] = field(default_factory=dict)
+    """Requests at each engine, for every endpoint that has been called."""
     on_close: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -140,7 +143,15 @@ class PlayedGateway:
     async def _demand(self, request: web.Request) -> web.Response:
         self._check(request)
         seen = [
-            EndpointDemand(namespace=ns, name=name, region=region, held=self.held, dispatched=0, idle_s=self.idle_s)
+            EndpointDemand(
+                namespace=ns,
+                name=name,
+                region=region,
+                held=self.held,
+                dispatched=sum(self.pods.values()),
+                idle_s=self.idle_s,
+                pods=self.pods,
+            )
             for ns, name, region in self.endpoints
         ]
         return web.json_response(text=DemandAnswer(uptime_s=self.uptime_s, endpoints=seen).model_dump_json())
@@ -220,6 +231,28 @@ class OperatorRig:
         }
         await self.admin.request("POST", REGIONS.path(), body=body)
 
+    @asynccontextmanager
+    async def node(self, name: str, *, gpus: str = "", **labels: str) -> AsyncIterator[str]:
+        """A Ready node of that name and labels while inside, with the GPUs of a word of `emberline-local`'s; nothing runs there.
+
+        Its name is made unique to the test. Without a kubelet it stays Ready for 40 s.
+        """
+        unique = f"{self.namespace}-{name}"
+        kind = GPUS.get(gpus)
+        own = {"kubernetes.io/hostname": unique, **(kind.labels if kind else {}), **labels}
+        await self.admin.request("POST", NODES.path(), body={"metadata": {"name": unique, "labels": own}})
+        size = {"cpu": "64", "memory": "512Gi", "pods": "110", **(kind.capacity if kind else {})}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = {"type": "Ready", "status": "True", "reason": "Played", "message": "",
+                 "lastHeartbeatTime": now, "lastTransitionTime": now}  # fmt: skip
+        status = {"capacity": size, "allocatable": size, "conditions": [ready]}
+        try:
+            path = NODES.path("", unique, "status")
+            await self.admin.request("PATCH", path, body={"status": status}, content_type=STRATEGIC)
+            yield unique
+        finally:
+            await self.admin.request("DELETE", NODES.path("", unique))
+
     async def get(self, kind: Kind, name: str) -> Raw | None:
         namespace = self.namespace if kind.is_namespaced else ""
         try:
@@ -254,14 +287,14 @@ class OperatorRig:
     async def children(self) -> list[str]:
         """Kind/name of all children in the namespace."""
         found = []
-        for kind in (DEPLOYMENTS, SERVICES, CONFIGMAPS):
+        for kind in CHILDREN:
             found += [f"{kind.kind}/{o['metadata']['name']}" for o in await self.list(kind, names.LABEL_ENDPOINT)]
         return sorted(found)
 
     async def versions(self) -> dict[str, str]:
         """resourceVersion of every endpoint and child of the namespace."""
         found = {}
-        for kind in (ENDPOINTS, DEPLOYMENTS, SERVICES, CONFIGMAPS):
+        for kind in (ENDPOINTS, *CHILDREN):
             for obj in await self.list(kind, "" if kind is ENDPOINTS else names.LABEL_ENDPOINT):
                 found[f"{kind.kind}/{obj['metadata']['name']}"] = obj["metadata"]["resourceVersion"]
         return found

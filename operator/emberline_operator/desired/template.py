@@ -102,6 +102,8 @@ def make_template(
         "topologySpreadConstraints": spread_over_zones(child),
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": extra.service_account_name,
+        # Its older name, which the API server fills in: owned by nobody, it would bring the first one back when that is removed.
+        "serviceAccount": extra.service_account_name,
         "imagePullSecrets": [{"name": secret.name} for secret in extra.image_pull_secrets],
         "runtimeClassName": extra.runtime_class_name,
         "schedulerName": extra.scheduler_name,

@@ -29,7 +29,7 @@ _SUFFIXES: Final = {
 }  # fmt: skip
 _QUANTITY: Final = re.compile(r"([+-]?\d+(?:\.\d+)?)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity"})
-_QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "storage"})
+_QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "storage", "averageValue", "tolerance"})
 
 
 def owned_fields(live: Json, manager: str, subresource: str = "") -> Json:

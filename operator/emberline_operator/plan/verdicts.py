@@ -109,8 +109,9 @@ def _reconciling(found: Findings, blocked: Verdict | None) -> Verdict | None:
     old = [name for region in rolling for name in _old_pods(region)]
     if old:
         return _rolling_out(f"{len(old)} engines of an older generation are still to be replaced: {', '.join(old[:5])}")
-    if rolling and rolling[0].rollout is not None:
-        return _rolling_out(rolling[0].rollout.message)
+    missing = sum(max(0, region.desired - region.num_alive) for region in rolling)
+    if missing:
+        return _rolling_out(f"{missing} engines of the newest generation are still to be created")
     left = [region.name for region in found.regions if not region.is_wanted and region.deployment is not None]
     if left:
         message = f"engines in {', '.join(left)} go on until one of a region that the endpoint names answers"

@@ -2,82 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
 from emberline_contract import names
+from emberline_operator.cluster.kinds import CHILDREN
 from emberline_operator.plan.ownership import needs_write, owned_fields, owned_part, same_value
 from emberline_operator.snapshot import Ref
-from support.operator_objects import Raw, Store, entry, fields_of, live_of, make_endpoint
+from support.every_field import BODIES, CHANGES, REMOVALS, changed, without
+from support.operator_objects import entry, fields_of, live_of
 
 MANAGER = names.OPERATOR_MANAGER
 
 
-def bodies() -> dict[str, Raw]:
-    """Every kind of child, made by the makers: on GPUs in a region, so that all lists and maps occur."""
-    store = Store(
-        make_endpoint(
-            accelerator={"kind": "Nvidia", "count": 2},
-            placement={"regions": ["eu"], "nodeSelector": {"pool": "a"}},
-        ),
-        regions={"eu": {"metadata": {"name": "eu"}, "spec": {}}},
-    )
-    applies = [action.body for action in store.decide().actions if action.manager == MANAGER]
-    return {body["kind"]: body for body in applies}
-
-
-BODIES = bodies()
-
-
-def at(body: Raw, path: str) -> Any:
-    """The parent of a path and its last step; steps into lists are indices."""
-    steps = path.split("/")
-    node: Any = body
-    for step in steps[:-1]:
-        node = node[int(step)] if isinstance(node, list) else node[step]
-    last = steps[-1]
-    return node, int(last) if isinstance(node, list) else last
-
-
-CONTAINER = "spec/template/spec/containers/0"
-# Something in each kind of place that FieldsV1 knows.
-CHANGES = [
-    ("ConfigMap", "data/engine.json", "{}"),
-    ("ConfigMap", "metadata/labels/app.kubernetes.io~name", None),
-    ("Service", "spec/type", "NodePort"),
-    ("Service", "spec/selector/emberline.dev~region", "us"),
-    ("Service", "spec/ports/0/targetPort", "other"),
-    ("Service", "spec/ports/0/port", 81),
-    ("Service", "metadata/ownerReferences/0/uid", "another"),
-    ("Deployment", "spec/replicas", 3),
-    ("Deployment", "spec/strategy/rollingUpdate/maxSurge", 1),
-    ("Deployment", "metadata/annotations/emberline.dev~template-inputs", "x"),
-    ("Deployment", f"{CONTAINER}/image", "other"),
-    ("Deployment", f"{CONTAINER}/args/0", "--other"),
-    ("Deployment", f"{CONTAINER}/name", "other"),
-    ("Deployment", f"{CONTAINER}/env/1/value", "/home"),
-    ("Deployment", f"{CONTAINER}/resources/limits/nvidia.com~gpu", "4"),
-    ("Deployment", f"{CONTAINER}/ports/0/containerPort", 9000),
-    ("Deployment", f"{CONTAINER}/volumeMounts/1/subPath", "other"),
-    ("Deployment", f"{CONTAINER}/lifecycle/preStop/sleep/seconds", 6),
-    ("Deployment", f"{CONTAINER}/securityContext/capabilities/drop/0", "NONE"),
-    ("Deployment", "spec/template/spec/tolerations/0/effect", "NoExecute"),
-    ("Deployment", "spec/template/spec/nodeSelector/pool", "b"),
-    ("Deployment", "spec/template/spec/volumes/2/emptyDir/sizeLimit", "2Gi"),
-    ("Deployment", "spec/template/spec/volumes/1/persistentVolumeClaim/claimName", "other"),
-    ("Deployment", "spec/template/spec/terminationGracePeriodSeconds", 1),
-]  # fmt: skip
-
-
-def changed(body: Raw, path: str, value: Any) -> Raw:
-    copied = copy.deepcopy(body)
-    node, last = at(copied, path)
-    key = last.replace("~", "/") if isinstance(last, str) else last
-    assert key in node if isinstance(node, dict) else True
-    node[key] = value
-    return copied
+def test_every_kind_of_child_is_there() -> None:
+    assert set(BODIES) == {kind.kind for kind in CHILDREN}
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -94,27 +34,11 @@ def test_a_change_on_either_side_needs_a_write(kind: str, path: str, value: Any)
     assert needs_write(drifted, body, MANAGER), "the live object has changed and is still owned"
 
 
-REMOVALS = [
-    ("Service", "spec/ports/0/name"),
-    ("Deployment", "spec/template/spec/tolerations"),
-    ("Deployment", "spec/template/spec/affinity"),
-    ("Deployment", "spec/template/spec/nodeSelector"),
-    ("Deployment", f"{CONTAINER}/resources"),
-    ("Deployment", f"{CONTAINER}/env/1"),
-    ("Deployment", f"{CONTAINER}/volumeMounts/2"),
-    ("Deployment", "spec/template/spec/volumes/2"),
-    ("Deployment", "metadata/annotations"),
-    ("Deployment", "spec/replicas"),
-]
-
-
 @pytest.mark.parametrize(("kind", "path"), REMOVALS, ids=lambda v: str(v)[-40:])
 def test_a_field_that_is_no_longer_desired_needs_a_write(kind: str, path: str) -> None:
     """The smaller object is contained in the live one; that its field is still owned is what tells."""
     body = BODIES[kind]
-    smaller = copy.deepcopy(body)
-    node, last = at(smaller, path)
-    del node[last]
+    smaller = without(body, path)
     assert needs_write(live_of(body), smaller, MANAGER), "removed"
     assert needs_write(live_of(smaller), body, MANAGER), "added"
     assert not needs_write(live_of(smaller), smaller, MANAGER)

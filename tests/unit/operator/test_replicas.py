@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from emberline_contract.resources import InferenceEndpointSpec, ModelSpec, Scali
 from emberline_operator.plan.actions import Apply, Scale, Sleep
 from emberline_operator.plan.replicas import applied_replicas, created_with, others_own_replicas, replicas_of
 from support.examples import examples
-from support.operator_objects import CHILD, Raw, Store, entry, make_endpoint, make_pod_state, quiet
+from support.operator_objects import CHILD, NOW, Raw, Store, entry, make_endpoint, make_pod_state, quiet
 
 REPLICAS: Raw = {"f:spec": {"f:replicas": {}}}
 
@@ -177,7 +178,7 @@ def test_scaling_waits_while_the_deployment_is_being_written() -> None:
     assert not any(isinstance(action, (Sleep, Scale)) for action in actions)
 
 
-def test_a_raised_floor_starts_at_once_and_a_lowered_one_waits_for_idleness() -> None:
+def test_a_raised_floor_starts_at_once_and_a_lowered_one_lets_go_late() -> None:
     store = idle_store()
     store.endpoint = make_endpoint(scaling={"idleAfter": "60s", "minReplicas": 2}, generation=2)
     (scale,) = with_demand(store, 1).decide().actions
@@ -185,7 +186,9 @@ def test_a_raised_floor_starts_at_once_and_a_lowered_one_waits_for_idleness() ->
     assert scale.replicas == 2
     store.act([scale])
     store.endpoint = make_endpoint(scaling={"idleAfter": "60s", "minReplicas": 1}, generation=3)
-    assert with_demand(store, 1).decide().actions == ()
-    (sleep,) = with_demand(store, 61).decide().actions
-    assert isinstance(sleep, Sleep)
-    assert sleep.scale.replicas == 1
+    first = with_demand(store, 1000).decide()
+    assert first.actions == ()
+    for seconds, replicas in ((299, None), (301, 1)):
+        later = NOW + timedelta(seconds=seconds)
+        actions = store.decide(now=later, recommendations=first.recommendations).actions
+        assert [a.replicas for a in actions if isinstance(a, Scale)] == ([] if replicas is None else [replicas])

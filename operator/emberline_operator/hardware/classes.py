@@ -17,7 +17,7 @@ from emberline_operator.hardware.gpu_table import (
     AMD_BETA_PRODUCT,
     AMD_PRODUCT,
     GKE_ACCELERATOR,
-    MAJOR,
+    MINOR,
     PRODUCT,
     Generation,
     GpuTable,
@@ -76,7 +76,8 @@ class GpuClass:
     def name(self) -> str:
         """For people: the GPUs in it."""
         names = sorted({m.gpu.name for m in self.members})
-        size = f" {self.size.name}" if self.size and not any(m.gpu.model for m in self.members) else ""
+        named = any(m.gpu.model or m.gpu.product for m in self.members)
+        size = f" {self.size.name}" if self.size and not named else ""
         pools = sorted({m.where for m in self.members if m.is_pool})
         return "/".join(names) + size + (f" (pool {', '.join(pools)})" if pools else "")
 
@@ -147,13 +148,13 @@ def _terms_of(gpu_class: GpuClass, member: Hardware, need_bytes: int, table: Gpu
         named = Expression(member.told_by, "In", _values(gpu_class, member, table))
         if by_number:
             return ((named, *memory, *_kind(member)),)
-        return ((named, *_unnumbered_kind(member), Expression(MAJOR, "DoesNotExist")),)
+        return ((named, *_unnumbered_kind(member), Expression(MINOR, "DoesNotExist")),)
     unnamed = tuple(
         Expression(key, "DoesNotExist") for key in (PRODUCT, AMD_PRODUCT, AMD_BETA_PRODUCT, GKE_ACCELERATOR)
     )
     if by_number:
         return tuple((*term, *unnamed, Expression(_memory_key(member), "DoesNotExist")) for term in by_number)
-    return ((*unnamed, Expression(MAJOR, "DoesNotExist")),)
+    return ((*unnamed, Expression(MINOR, "DoesNotExist")),)
 
 
 def _values(gpu_class: GpuClass, member: Hardware, table: GpuTable) -> tuple[str, ...]:

@@ -35,6 +35,9 @@ MIG_RESOURCE_PREFIX: Final = "nvidia.com/mig-"
 SLICE_MEMORY_SHARE: Final = 0.9
 """What a driver reports of a slice's nominal memory at least; for nodes whose labels say the profile and no memory."""
 
+FIRST_WITHOUT_MINOR: Final = 9
+"""From this major compute capability on the minor one decides nothing, so a node may lack its label."""
+
 _SUFFIXES: Final = re.compile(r"(?P<product>.+?)(-MIG-(?P<slice>[0-9a-zA-Z.+]+))?(?P<shared>-SHARED)?")
 _PROFILE_GB: Final = re.compile(r"[0-9]+g\.([0-9]+)gb")
 
@@ -166,8 +169,8 @@ def _of_node(node: NodeState, resource: str, count: int, table: GpuTable) -> Har
     labels = node.labels
     product, slice_profile, is_shared = _product(labels, resource)
     told_by, model = _model(labels, product, table)
-    has_compute_labels = _whole(labels.get(MAJOR)) is not None and _whole(labels.get(MINOR)) is not None
-    compute = _compute(labels) or (model.compute if model else None)
+    numbers = _compute(labels)
+    compute = numbers or (model.compute if model else None)
     sharers = _sharers(labels, resource, is_shared=is_shared)
     memory = _memory_bytes(labels, resource, slice_profile) or (
         model.memory_bytes if model and not slice_profile else None
@@ -190,7 +193,7 @@ def _of_node(node: NodeState, resource: str, count: int, table: GpuTable) -> Har
         labels=labels,
         taints=node.taints,
         is_available=node.is_ready and not node.is_cordoned,
-        has_compute_labels=has_compute_labels,
+        has_compute_labels=numbers is not None,
         told_by=told_by or (_product_key(labels) if product else ""),
     )
 
@@ -221,6 +224,8 @@ def _model(labels: Mapping[str, str], product: str, table: GpuTable) -> tuple[st
 
 def _compute(labels: Mapping[str, str]) -> Compute | None:
     major, minor = _whole(labels.get(MAJOR)), _whole(labels.get(MINOR))
+    if minor is None and major is not None and major >= FIRST_WITHOUT_MINOR:
+        return major, 0
     return None if major is None or minor is None else (major, minor)
 
 

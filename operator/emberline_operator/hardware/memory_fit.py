@@ -18,8 +18,8 @@ KV_SHARE: Final = 0.85
 """Of the memory that weights and overhead leave the engine gives its KV cache this part."""
 SCALES_SHARE: Final = 1.01
 """Scales of quantised weights: one number a row in eight bits."""
-GROUP_SCALES_SHARE: Final = 1.125
-"""In four bits a scale and a zero point for each 128 weights, and what is packed beside them."""
+GROUP_SCALES_SHARE: Final = 1.04
+"""In four bits a scale and a zero point for each 128 weights."""
 
 _BYTES: Final[dict[Format, float]] = {
     "bf16": 2.0, "fp16": 2.0, "fp32": 4.0,

@@ -21,7 +21,7 @@ FP8_FROM_PARAMETERS: Final = 2 * 10**9
 
 ENGINE_QUANTISES_TO: Final[frozenset[Quantization]] = frozenset({"fp8", "int8"})
 """What the engine turns 16-bit weights into while it loads them."""
-ENGINE_LOADS_STORED: Final[frozenset[Stored]] = frozenset({"None"})
+ENGINE_LOADS_STORED: Final[frozenset[Stored]] = frozenset({"None", "FP8", "INT8"})
 """Checkpoints that the engine reads."""
 
 
@@ -70,8 +70,8 @@ def engine_refusal(model: ModelFacts, option: Option) -> Refusal | None:
     """Why this release's engine does not load it so; None if it does."""
     if model.stored not in ENGINE_LOADS_STORED:
         return Refusal(
-            f"this engine does not load {model.stored} checkpoints yet; give it the 16-bit checkpoint of the model, which becomes"
-            f" {' or '.join(sorted(ENGINE_QUANTISES_TO))} while it is loaded"
+            f"this engine does not load {model.stored} checkpoints yet; give it an FP8 or INT8 one, or the 16-bit one of the model,"
+            f" which becomes {' or '.join(sorted(ENGINE_QUANTISES_TO))} while it is loaded"
         )
     if option.quantization is not None and option.quantization not in ENGINE_QUANTISES_TO:
         return Refusal(

@@ -80,6 +80,8 @@ class PodState:
     """When the operator last wrote it."""
     ends_by: datetime | None = None
     """If it is terminating: when the kubelet kills it at the latest."""
+    has_ended: bool = False
+    """Whether it will never run again: its node threw it out, or lost it. Its ReplicaSet has made another one."""
 
     @property
     def is_routable(self) -> bool:
@@ -170,8 +172,8 @@ class Snapshot:
     """All nodes of the cluster by name."""
     gpus_in_use: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node -> resource -> GPUs that engines of any endpoint hold there. Other workloads' GPUs are not known: a free one is a hope."""
-    surging: frozenset[tuple[str, str]] = frozenset()
-    """Other endpoints (namespace, name) whose roll-out may take a spare GPU now."""
+    surging: Mapping[tuple[str, str], tuple[Json, ...]] = field(default_factory=dict)
+    """Other endpoints (namespace, name) whose roll-out may take a spare GPU now, with the pod templates that want one."""
     demands: Mapping[str, Demand] = field(default_factory=dict)
     """By region; a region that is not in it has not been asked about yet."""
     metrics_api: MetricsApi = MetricsApi()
@@ -264,6 +266,7 @@ def read_pod(pod: Json) -> PodState:
         deletion_cost=_cost(annotations.get(names.POD_DELETION_COST, "")),
         deletion_cost_written=_moment(annotations.get(names.ANNOTATION_DELETION_COST_TIME, "")),
         ends_by=_moment(metadata.get("deletionTimestamp", "")),
+        has_ended=status.get("phase") in ("Succeeded", "Failed"),
     )
 
 

@@ -38,9 +38,9 @@ class Index:
         self._rivals: defaultdict[str, dict[Key, Rival]] = defaultdict(dict)
         self._left: dict[Key, str] = {}
         self._waiting: frozenset[Key] = frozenset()
-        self._surging_children: dict[Key, Key] = {}
-        """Deployment -> its endpoint."""
-        self._surging: frozenset[Key] = frozenset()
+        self._surging_children: dict[Key, tuple[Key, Json]] = {}
+        """Deployment -> its endpoint and pod template."""
+        self._surging: Mapping[Key, tuple[Json, ...]] = {}
         self._shown_nodes: Mapping[str, NodeState] | None = None
         self._shown_gpus: Mapping[str, Mapping[str, int]] | None = None
 
@@ -82,8 +82,8 @@ class Index:
         return self._waiting
 
     @property
-    def surging(self) -> frozenset[Key]:
-        """Endpoints whose Deployments may start a GPU engine besides those that it replaces, just now."""
+    def surging(self) -> Mapping[Key, tuple[Json, ...]]:
+        """Endpoints whose Deployments may start a GPU engine besides those that it replaces, just now; its pod templates."""
         return self._surging
 
     def endpoints_on(self, node: str) -> frozenset[Key]:
@@ -159,9 +159,12 @@ class Index:
             return
         before = self._surging_children.pop(_key(obj), None)
         if deployment is not None and is_surging(deployment):
-            self._surging_children[_key(obj)] = (_key(obj)[0], name)
+            self._surging_children[_key(obj)] = ((_key(obj)[0], name), deployment["spec"]["template"])
         if before != self._surging_children.get(_key(obj)):
-            self._surging = frozenset(self._surging_children.values())
+            surging: defaultdict[Key, tuple[Json, ...]] = defaultdict(tuple)
+            for endpoint, template in self._surging_children.values():
+                surging[endpoint] += (template,)
+            self._surging = dict(surging)
 
 
 def is_surging(deployment: Json) -> bool:

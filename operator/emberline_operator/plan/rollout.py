@@ -18,7 +18,7 @@ from emberline_operator.decision import Decision
 from emberline_operator.desired.deployment import Strategy, strategy_of
 from emberline_operator.desired.template import signature
 from emberline_operator.plan.replicas import replicas_of
-from emberline_operator.plan.room import could_run, num_free_places, num_pool_places
+from emberline_operator.plan.room import could_run, num_free_places, num_pool_places, num_rivals
 from emberline_operator.snapshot import Json, PodState, Snapshot, time_of, time_text
 
 PATIENCE_S: Final = 30.0
@@ -127,12 +127,10 @@ def _start(
         return "Drain"
     if not decision.choice.resource_name:
         return "Surge"
-    count = spec.accelerator.count
-    places = num_free_places(template, decision.choice, count, seen)
-    places += num_pool_places(template, decision.choice, count, region, seen)
+    choice, count = decision.choice, spec.accelerator.count
+    places = num_free_places(template, choice, count, seen) + num_pool_places(template, choice, count, region, seen)
     # Each other endpoint that surges now may take one of them: the one that came first has it.
-    others = seen.surging - {(seen.namespace, seen.name)}
-    return "Surge" if places > len(others) else "Drain"
+    return "Surge" if places > num_rivals(template, choice, count, region, seen) else "Drain"
 
 
 def _under_way(course: _Course) -> Rollout:

@@ -5,51 +5,77 @@ Only engines' GPUs are known, not those of other workloads: a free GPU is a hope
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from emberline_contract import names
 from emberline_operator.choice import Choice
 from emberline_operator.snapshot import Json, NodeState, Snapshot, Taint
 
 
 def could_run(template: Json, choice: Choice, count: int, node: NodeState) -> bool:
     """Whether the scheduler could put a pod of the template there if the node had nothing to do."""
-    if not node.is_ready or node.is_cordoned:
-        return False
-    pod = template["spec"]
-    if any(node.labels.get(key) != value for key, value in pod.get("nodeSelector", {}).items()):
-        return False
-    if not _is_tolerated(node.taints, pod.get("tolerations", ())) or not _is_wanted(pod, node.labels):
-        return False
-    return not choice.resource_name or node.gpus.get(choice.resource_name, 0) >= count
+    has_gpus = not choice.resource_name or node.gpus.get(choice.resource_name, 0) >= count
+    return has_gpus and _admits(node, template["spec"])
 
 
 def num_free_places(template: Json, choice: Choice, count: int, seen: Snapshot) -> int:
     """Engines of the template for which GPUs seem free on nodes that are there. Terminating engines hold theirs still."""
     places = 0
     for node in seen.nodes.values():
-        if could_run(template, choice, count, node):
-            used = seen.gpus_in_use.get(node.name, {}).get(choice.resource_name, 0)
-            places += max(0, node.gpus.get(choice.resource_name, 0) - used) // count
+        used = seen.gpus_in_use.get(node.name, {}).get(choice.resource_name, 0)
+        free = max(0, node.gpus.get(choice.resource_name, 0) - used) // count
+        if free and could_run(template, choice, count, node):
+            places += free
     return places
 
 
 def num_pool_places(template: Json, choice: Choice, count: int, region: str, seen: Snapshot) -> int:
     """Engines for which a declared pool of the region may still get nodes."""
-    spec = seen.regions.get(region, {}).get("spec", {})
     places = 0
-    for pool in spec.get("gpuPools", ()):
-        selector: Mapping[str, str] = pool["nodeSelector"]
-        labels = {**spec.get("nodeSelector", {}), **selector}
-        wanted = template["spec"].get("nodeSelector", {})
-        # Of labels that the pool does not declare nobody knows; its nodes may carry them.
-        is_contradicted = any(labels.get(key, value) != value for key, value in wanted.items())
-        if is_contradicted or pool.get("resourceName") != choice.resource_name:
-            continue
-        if not _names_pool(template["spec"], selector):
-            continue
-        num_nodes = sum(selector.items() <= node.labels.items() for node in seen.nodes.values())
+    for pool in _pools(template["spec"], choice, region, seen):
+        num_nodes = sum(pool["nodeSelector"].items() <= node.labels.items() for node in seen.nodes.values())
         places += max(0, pool.get("maxNodes", 1) - num_nodes) * (pool.get("gpusPerNode", 1) // count)
     return places
+
+
+def num_rivals(template: Json, choice: Choice, count: int, region: str, seen: Snapshot) -> int:
+    """Engines of other endpoints' roll-outs that may be about to take one of the same places."""
+    others = [it for endpoint, its in seen.surging.items() if endpoint != (seen.namespace, seen.name) for it in its]
+    rivals = [other["spec"] for other in others if choice.resource_name in _limits(other["spec"])]
+    if not rivals:
+        return 0
+    nodes = [node for node in seen.nodes.values() if could_run(template, choice, count, node)]
+    pools = list(_pools(template["spec"], choice, region, seen))
+    return sum(
+        any(_admits(node, rival) for node in nodes) or any(_names_pool(rival, pool["nodeSelector"]) for pool in pools)
+        for rival in rivals
+    )
+
+
+def _admits(node: NodeState, pod: Json) -> bool:
+    """Whether a pod may be put there, be there room or not."""
+    if not node.is_ready or node.is_cordoned:
+        return False
+    if any(node.labels.get(key) != value for key, value in pod.get("nodeSelector", {}).items()):
+        return False
+    return _is_tolerated(node.taints, pod.get("tolerations", ())) and _is_wanted(pod, node.labels)
+
+
+def _limits(pod: Json) -> set[str]:
+    return {name for container in pod["containers"] for name in container.get("resources", {}).get("limits", {})}
+
+
+def _pools(pod: Json, choice: Choice, region: str, seen: Snapshot) -> Iterator[Json]:
+    """Declared pools of the region that the pod asks for."""
+    spec = seen.regions.get(region, {}).get("spec", {})
+    for pool in spec.get("gpuPools", ()):
+        labels = {**spec.get("nodeSelector", {}), **pool["nodeSelector"]}
+        # Of labels that the pool does not declare nobody knows; its nodes may carry them.
+        wanted = pod.get("nodeSelector", {})
+        is_contradicted = any(labels.get(key, value) != value for key, value in wanted.items())
+        fits = pool.get("resourceName", names.GPU_RESOURCE) == choice.resource_name and not is_contradicted
+        if fits and _names_pool(pod, pool["nodeSelector"]):
+            yield pool
 
 
 def _names_pool(pod: Json, selector: Mapping[str, str]) -> bool:

@@ -23,8 +23,6 @@ class Remembered:
 
     status_written: datetime | None = None
     recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
-    surging: frozenset[Key] = frozenset()
-    """Endpoints that are about to take a spare GPU: their Deployments are being written."""
 
 
 def observe(caches: Caches, key: Key, features: Features, remembered: Remembered) -> Snapshot | None:
@@ -52,7 +50,6 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         status_written=remembered.status_written,
         nodes=caches.index.nodes,
         gpus_in_use=caches.index.gpus_in_use,
-        surging=(caches.index.surging | remembered.surging) - {key},
         metrics_api=read_metrics_api(s for s in services if s is not None),
         recommendations=remembered.recommendations,
         rivals=caches.index.rivals(key),

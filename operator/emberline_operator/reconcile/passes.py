@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol, assert_never
+from typing import Protocol, TypeGuard, assert_never
 
 from emberline_contract.http import CloseRequest
 from emberline_operator import demand
@@ -86,8 +86,9 @@ class Reconciler:
         """What the API server can do; whoever has asked it says so before the first pass."""
         self._status_written: dict[Key, datetime] = {}
         self._recommendations: dict[Key, Mapping[str, tuple[Recommendation, ...]]] = {}
-        self._surging: frozenset[Key] = frozenset()
-        """Endpoints whose roll-outs that may take a spare GPU are being written; the caches do not show them yet."""
+        self._surging: dict[Key, tuple[Json, ...]] = {}
+        """Endpoints whose roll-outs that may take a spare GPU are being written, with their templates; the caches do not show
+        them yet."""
         self._epoch = 0
 
     async def reconcile(self, key: Key) -> Outcome:
@@ -103,7 +104,7 @@ class Reconciler:
         try:
             return await self._carry_out(key, seen, plan)
         finally:
-            self._surging -= {key}
+            self._surging.pop(key, None)
 
     async def _carry_out(self, key: Key, seen: Snapshot, plan: Plan) -> Outcome:
         again_s = plan.requeue_after_s
@@ -144,12 +145,15 @@ class Reconciler:
     async def _decide(self, key: Key, seen: Snapshot) -> Plan:
         while True:
             # Of two passes that run at once, the second must see what the first is about to take.
-            surging = (self._caches.index.surging | self._surging) - {key}
+            surging = {
+                other: it for other, it in {**self._caches.index.surging, **self._surging}.items() if other != key
+            }
             seen = replace(seen, surging=surging, gpus_in_use=self._caches.index.gpus_in_use)
             match decide(seen, self._install, self._clock()):
                 case Plan() as plan:
-                    if any(_begins_surge(action, seen) for action in plan.actions):
-                        self._surging |= {key}
+                    begun = [action.body for action in plan.actions if _begins_surge(action, seen)]
+                    if begun:
+                        self._surging[key] = tuple(body["spec"]["template"] for body in begun)
                     return plan
                 case Ask(objects=objects, demand_of=region):
                     answers = {ref: await self._writer.look_up(seen.namespace, ref) for ref in objects}
@@ -231,7 +235,7 @@ class Reconciler:
         return None if generation == seen.generation else 0.0
 
 
-def _begins_surge(action: Action, seen: Snapshot) -> bool:
+def _begins_surge(action: Action, seen: Snapshot) -> TypeGuard[Apply]:
     """Whether an action begins a roll-out that may take a GPU before it gives one back."""
     if not isinstance(action, Apply) or action.ref.kind != "Deployment" or "template" not in action.body["spec"]:
         return False

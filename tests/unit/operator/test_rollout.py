@@ -12,7 +12,7 @@ from emberline_contract import names
 from emberline_contract.conditions import Reason
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.accept import ClaimSource
-from emberline_operator.choice import Choice
+from emberline_operator.choice import Choice, Expression
 from emberline_operator.desired.child import Child
 from emberline_operator.desired.deployment import Strategy, make_deployment, strategy_of
 from emberline_operator.desired.template import make_template, signature
@@ -45,7 +45,7 @@ class Case:
         self.pods: list[PodState] = []
         self.nodes = [gpu_node()]
         self.regions: Raw = {}
-        self.surging: frozenset[tuple[str, str]] = frozenset()
+        self.surging: dict[tuple[str, str], tuple[Raw, ...]] = {}
 
     def template(self, configmap: str) -> Raw:
         source = ClaimSource("models", "tiny")
@@ -162,12 +162,32 @@ def test_several_gpus_an_engine_must_be_free_on_one_node() -> None:
 def test_one_spare_gpu_is_for_one_endpoint() -> None:
     case = serving()
     case.nodes = [gpu_node(gpus=2)]
-    case.surging = frozenset({("team", "other")})
+    case.surging = {("team", "other"): (case.new,)}
     assert case.judge().strategy == "Drain"
-    case.surging = frozenset({("team", "tiny")})
+    case.surging = {("team", "tiny"): (case.new,)}
     assert case.judge().strategy == "Surge", "its own surge is no rival"
-    case.nodes, case.surging = [gpu_node(gpus=3)], frozenset({("team", "other")})
+    case.nodes, case.surging = [gpu_node(gpus=3)], {("team", "other"): (case.new,)}
     assert case.judge().strategy == "Surge", "there are two"
+    case.surging = {("team", "other"): (case.new,), ("team", "third"): (case.new,)}
+    assert case.judge().strategy == "Drain", "and now two that want them"
+
+
+def test_only_who_could_take_the_same_gpu_is_a_rival() -> None:
+    case = serving()
+    case.nodes = [gpu_node(gpus=2)]
+
+    def with_rival(choice: Choice, **spec: Any) -> str:
+        case.surging = {("team", "other"): (Case(choice, **spec).new,)}
+        return case.judge().strategy
+
+    assert with_rival(H100) == "Drain"
+    assert with_rival(replace(H100, terms=((Expression("nvidia.com/gpu.memory", "Lt", ("30000",)),),))) == "Surge"
+    assert with_rival(replace(H100, resource_name="nvidia.com/mig-1g.5gb")) == "Surge"
+    assert with_rival(H100, placement={"nodeSelector": {"team": "b"}}) == "Surge"
+    case.nodes, case.regions = [], region_with(maxNodes=1)
+    assert with_rival(H100) == "Drain", "they wait for the same pool"
+    elsewhere = ((Expression("example.com/pool", "In", ("other",)),),)
+    assert with_rival(replace(H100, terms=elsewhere)) == "Surge"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def own_deployment(seen: Snapshot, region: str) -> Json | None:
 
 def lives(pod: PodState) -> bool:
     """Whether a pod has a place and is not about to lose it."""
-    return bool(pod.node) and not pod.terminating
+    return bool(pod.node) and not pod.terminating and not pod.has_ended
 
 
 class _Site:

@@ -75,4 +75,4 @@ def nodes_of(region: Region, spec: InferenceEndpointSpec, nodes: Mapping[str, No
 
 def can_take_pods(node: NodeState, spec: InferenceEndpointSpec) -> bool:
     """Whether the scheduler would consider the node now: Ready, not cordoned, no taint that the pods do not tolerate."""
-    return node.is_ready and not node.is_cordoned and not keeping_out(node.taints, spec.placement.tolerations)
+    return node.is_ready and not node.is_cordoned and not keeping_out(node.taints, spec)

@@ -225,14 +225,15 @@ class _Case:
 
 
 def _runs(seen: Snapshot, region: str) -> bool:
-    return any(pod.region == region and pod.node for pod in seen.pods)
+    return any(pod.region == region and pod.node and not pod.has_ended for pod in seen.pods)
 
 
 def _has_older_pods(seen: Snapshot, region: str, live: Json | None) -> bool:
     """Whether a pod lives that was made from another template than the present one."""
     template = live["spec"]["template"] if live else {}
     current = template.get("metadata", {}).get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, "")
-    return any(pod.region == region and not pod.terminating and pod.template_hash != current for pod in seen.pods)
+    living = (pod for pod in seen.pods if pod.region == region and not pod.terminating and not pod.has_ended)
+    return any(pod.template_hash != current for pod in living)
 
 
 def _trouble(node: NodeState) -> str:

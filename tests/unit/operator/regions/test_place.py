@@ -54,6 +54,7 @@ def test_a_left_region_keeps_as_many_engines_as_live() -> None:
     world.pod("a", "us-1", region="us")
     world.pod("b", "us-1", region="us", terminating=True)
     world.pod("c", region="us")
+    world.pod("d", "us-1", region="us", has_ended=True)
     world.spec = make_spec("eu")
     assert world.look()["us"].most == 1
     assert world.evicted() == []

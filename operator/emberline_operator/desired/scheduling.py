@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec, Toleration
 from emberline_operator.choice import Expression, Term
 from emberline_operator.decision import Decision
 from emberline_operator.desired.child import Child
+from emberline_operator.hardware.taints import own_tolerations
 from emberline_operator.snapshot import Json
 
 NODE_LOSS_S: Final = 45
@@ -19,7 +19,6 @@ NODE_LOSS_S: Final = 45
 LABEL_ZONE: Final = "topology.kubernetes.io/zone"
 
 _LOST_NODE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_GPU_TAINTS: Final = {"Nvidia": names.GPU_RESOURCE, "Amd": names.AMD_GPU_RESOURCE}
 
 
 def node_affinity(decision: Decision) -> Json | None:
@@ -44,13 +43,7 @@ def _selector_term(term: Term) -> Json:
 
 def tolerations(spec: InferenceEndpointSpec) -> list[Json]:
     """Those of GPU nodes and lost nodes, and the user's."""
-    made: list[Json] = []
-    taint = _GPU_TAINTS.get(spec.accelerator.kind)
-    if taint is not None:
-        made.append({"key": taint, "operator": "Exists", "effect": "NoSchedule"})
-    if spec.accelerator.kind == "Nvidia":
-        # Pools of Grace superchips carry it. No other GPU node does, so it opens nothing else.
-        made.append({"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"})
+    made = [_toleration(toleration) for toleration in own_tolerations(spec)]
     asked = spec.placement.tolerations
     # Of several tolerations of one taint the shortest counts, so the user's own must stand alone.
     lost = [key for key in _LOST_NODE if not any(_tolerates_no_execute(toleration, key) for toleration in asked)]

@@ -178,7 +178,7 @@ def _why_not(spec: InferenceEndpointSpec, found: Hardware) -> str | None:
     for key, value in sorted(spec.placement.node_selector.items()):
         if found.labels.get(key, value if found.is_pool else None) != value:
             return f"its nodes lack {key}={value} of placement.nodeSelector"
-    taints = keeping_out(found.taints, spec.placement.tolerations)
+    taints = keeping_out(found.taints, spec)
     if taints:
         return f"its nodes are tainted {taints[0].key}={taints[0].value}:{taints[0].effect}; tolerate that in placement.tolerations"
     return None

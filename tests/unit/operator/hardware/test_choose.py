@@ -206,6 +206,11 @@ def test_taints_and_selectors_keep_out() -> None:
     assert refused([], pools=[pool(nodeSelector={"disk": "hdd"})], placement=disk).reason is Reason.NO_SUCH_GPU
 
 
+def test_pools_of_arm_superchips_are_open() -> None:
+    taints = (Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("kubernetes.io/arch", "arm64", "NoSchedule"))
+    assert chosen([gpu_node("gh200", taints=taints)]).gpu_class == "gh200"
+
+
 def test_the_state_of_a_node_is_no_taint() -> None:
     node = gpu_node("l4", taints=(Taint("node.kubernetes.io/unschedulable", "", "NoSchedule"),), is_cordoned=True)
     assert chosen([node]).gpu_class == "l4"

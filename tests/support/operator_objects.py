@@ -140,7 +140,7 @@ class Store:
     demand: Demand | None = None
     """What the gateways answer, whatever the region; None: they have seen nothing for long."""
     nodes: dict[str, NodeState] = field(default_factory=lambda: {"n-eu": NodeState("n-eu", EU_LABELS)})
-    metrics_api: MetricsApi = MetricsApi()
+    metrics_api: MetricsApi = field(default_factory=MetricsApi)
     status_written: datetime | None = None
     history: list[int] = field(default_factory=list)
     """Every value that replicas of any Deployment has had."""
@@ -240,7 +240,7 @@ class Store:
         return found[0] if found else {}
 
     def _scale(self, scale: Scale) -> None:
-        assert self.children[scale.ref]["metadata"]["resourceVersion"] == scale.resource_version
+        assert scale.resource_version in ("", self.children[scale.ref]["metadata"]["resourceVersion"])
         self.scale(scale.replicas, names.SCALE_MANAGER, scale.ref)
 
     def scale(self, replicas: int, manager: str = names.GATEWAY_MANAGER, ref: Ref = CHILD) -> None:

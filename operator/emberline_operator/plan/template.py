@@ -9,6 +9,7 @@ from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.desired.image import from_registry, is_same_image
 from emberline_operator.desired.template import annotation_of, configmap_of, image_of, signature, signed
 from emberline_operator.plan.ownership import owned_fields, owned_part
+from emberline_operator.plan.upgrade import is_signed_by_first_release
 from emberline_operator.settings import Install
 from emberline_operator.snapshot import Json, Ref, Snapshot
 
@@ -66,4 +67,6 @@ def _is_intact(kept: Json) -> bool:
     """Whether the operator's part of the live template is as it was made."""
     if not kept or not kept.keys() >= {"metadata", "spec"}:
         return False
-    return bool(signature(kept)) and signature(signed(kept)) == signature(kept)
+    if not signature(kept):
+        return False
+    return signature(signed(kept)) == signature(kept) or is_signed_by_first_release(kept)

@@ -1,0 +1,104 @@
+"""A region in which no engine may come to be, seen by the whole decision: what is written, and in which order."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from emberline_operator.plan.actions import Apply, Evict, Scale
+from emberline_operator.regions.record import record_of
+from emberline_operator.snapshot import Ref
+from support.operator_objects import NOW, Raw, Store, condition_of, make_endpoint, make_pod_state, quiet
+
+EU_CHILD = Ref("Deployment", "tiny--eu")
+
+
+def regions(*jurisdictions: str, **spec: Any) -> Raw:
+    return {"eu": {"metadata": {"name": "eu"}, "spec": {"jurisdictions": list(jurisdictions), **spec}}}
+
+
+def serving(**spec: Any) -> Store:
+    """Two engines in region `eu`, which lies in the EU as it must."""
+    placement = {"regions": ["eu"], "residency": {"jurisdictions": ["EU"]}}
+    store = Store(
+        make_endpoint(placement=placement, scaling={"minReplicas": 2}, **spec), regions=regions("EU"), demand=quiet(1)
+    )
+    store.settle()
+    template = store.children[EU_CHILD]["spec"]["template"]["metadata"]["annotations"]["emberline.dev/template-hash"]
+    store.pods = tuple(
+        make_pod_state(name, ready_s=300, region="eu", node="n-eu", uid=name, template_hash=template) for name in "ab"
+    )
+    assert store.settle().actions == ()
+    return store
+
+
+def template(store: Store) -> Raw:
+    found: Raw = store.children[EU_CHILD]["spec"]["template"]
+    return found
+
+
+def test_replicas_are_lowered_before_anybody_is_evicted_whatever_the_version() -> None:
+    store = serving()
+    store.regions = regions("CH")
+    plan = store.decide()
+    scale, *evictions = plan.actions
+    assert isinstance(scale, Scale)
+    assert (scale.ref, scale.replicas, scale.resource_version) == (EU_CHILD, 0, "")
+    assert [(e.pod, e.grace_s) for e in evictions if isinstance(e, Evict)] == [("a", 10), ("b", 10)]
+    assert len(evictions) == 2
+    assert condition_of(plan, "Degraded")["reason"] == "ResidencyViolation"
+    assert condition_of(plan, "Placed")["reason"] == "OutsideJurisdiction"
+    store.act(plan.actions)
+    assert store.settle().actions == ()
+    store.regions = regions("EU")
+    store.settle()
+    assert store.children[EU_CHILD]["spec"]["replicas"] == 2
+
+
+def test_an_absence_is_remembered_on_the_deployment_and_nothing_else_changes() -> None:
+    store = serving()
+    before, generation = template(store), store.children[EU_CHILD]["spec"]["replicas"]
+    store.regions = {}
+    plan = store.settle()
+    record = record_of(store.children[EU_CHILD], "eu")
+    assert record is not None
+    assert record.unknown_since == NOW
+    assert (template(store), store.children[EU_CHILD]["spec"]["replicas"]) == (before, generation)
+    assert condition_of(plan, "Placed")["reason"] == "ResidencyUnknown"
+    assert plan.requeue_after_s is not None
+    assert plan.requeue_after_s <= 600
+    later = store.decide(now=NOW + timedelta(minutes=10))
+    assert [type(action) for action in later.actions] == [Scale, Evict, Evict]
+    store.regions = regions("EU")
+    store.settle()
+    record = record_of(store.children[EU_CHILD], "eu")
+    assert record is not None
+    assert record.unknown_since is None
+    assert template(store) == before
+
+
+@pytest.mark.parametrize("absent", [{}, regions()])
+def test_an_edit_waits_until_it_is_known_again_where_the_region_is(absent: Raw) -> None:
+    store = serving()
+    before = template(store)
+    store.regions = absent
+    store.endpoint = {**store.endpoint, "spec": {**store.endpoint["spec"], "engine": {"maxModelLen": 512}}}
+    store.settle()
+    assert template(store) == before
+    store.regions = regions("EU")
+    store.settle()
+    assert template(store) != before
+
+
+def test_a_new_selector_moves_the_engines() -> None:
+    store = serving()
+    store.regions = regions("EU", nodeSelector={"pool": "x"})
+    assert condition_of(store.decide(), "Placed")["reason"] == "NoNodes"
+    node = store.nodes["n-eu"]
+    store.nodes["n-eu"] = type(node)(node.name, {**node.labels, "pool": "x"})
+    plan = store.decide()
+    (apply,) = [action for action in plan.actions if isinstance(action, Apply) and action.ref == EU_CHILD]
+    assert "pool" in str(apply.body["spec"]["template"]["spec"]["affinity"])
+    assert not [action for action in plan.actions if isinstance(action, Evict)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ConflictError
-from emberline_operator.plan import idle
+from emberline_operator.plan import follow, idle, scaling
 from emberline_operator.snapshot import Ref
 from support.operator_rig import (
     OperatorRig,
     Raw,
     condition,
+    endpoint_yaml,
     eventually,
     operator_rig,
     owns_replicas,
@@ -112,32 +114,83 @@ async def test_a_write_of_replicas_that_comes_too_late_is_refused(rig: OperatorR
     assert await replicas(rig) == 1
 
 
-@pytest.mark.parametrize("scaling", [FAST, {**FAST, "minReplicas": 1, "maxReplicas": 3}], ids=["to zero", "to a floor"])
-async def test_a_busy_gateway_keeps_it_awake(rig: OperatorRig, scaling: Raw) -> None:
-    floor = scaling["minReplicas"]
+async def test_a_busy_gateway_keeps_it_awake(rig: OperatorRig) -> None:
     async with (
         rig.gateway(idle_s=100) as calm,
         rig.gateway(idle_s=100, busy="2 running on an engine") as busy,
         rig.operator(),
     ):
-        await awake(rig, scaling=scaling) if not floor else await rig.endpoint("tiny", scaling=scaling)
-        if floor:
-            (pod,) = await rig.pods("tiny")
-            await rig.set_pod(pod, ready=True)
-            await rig.settled("tiny", "Serving")
-            await rig.deployment("tiny")
-            await rig.scale("tiny", 2)
+        await awake(rig, scaling=FAST)
 
         async def asked_twice() -> bool:
             return len({close.epoch for close in busy.closes}) >= 2
 
         await eventually(asked_twice, "two attempts")
-        assert await replicas(rig) == floor + 1
+        assert await replicas(rig) == 1
         epochs = [close.epoch for close in calm.closes]
         assert epochs == sorted(set(epochs)), "each attempt has a higher epoch"
         assert {reopen.epoch for reopen in calm.reopens} >= set(epochs[:-1]), "a gateway that had closed is reopened"
         busy.busy = ""
-        await becomes(rig, floor)
+        await becomes(rig, 0)
+
+
+async def test_without_a_metrics_api_the_operator_follows_demand(
+    rig: OperatorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "LOOK_S", 0.3)
+    monkeypatch.setattr(follow, "DOWN_PERIOD_S", 1)
+    async with rig.gateway() as gateway, rig.operator():
+        gateway.endpoints.append((rig.namespace, "tiny", names.DEFAULT_REGION))
+        await awake(rig, scaling={"requestsPerReplica": 2, "scaleDownStabilization": "1s", "maxReplicas": 4})
+        gateway.held = 8
+        await becomes(rig, 4)
+        assert await scaling_is(rig, "True", "FollowsDemand")
+        gateway.held = 3
+        await becomes(rig, 2)
+        gateway.held = 0
+        await becomes(rig, 1)
+        await asyncio.sleep(1.5)
+        assert await replicas(rig) == 1, "zero is another matter"
+        assert not gateway.closes
+
+
+async def test_external_is_filled_once_and_then_copied(rig: OperatorRig) -> None:
+    """`kubectl scale`, a manifest without the number that is applied again, and the way out of External."""
+    manifest = endpoint_yaml("tiny", rig.namespace, scaling={"via": "External", "initialReplicas": 1})
+
+    async def wanted() -> int | None:
+        endpoint = await rig.get(ENDPOINTS, "tiny")
+        assert endpoint is not None
+        number: int | None = endpoint["spec"].get("replicas")
+        return number
+
+    def scale(count: int) -> None:
+        rig.plane.kubectl("-n", rig.namespace, "scale", "iep", "tiny", f"--replicas={count}")
+
+    async with rig.gateway(idle_s=0.0, busy="1 running on an engine") as gateway, rig.operator():
+        rig.plane.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        await eventually(wanted, "spec.replicas")
+        assert (await wanted(), await replicas(rig)) == (1, 1)
+        assert await scaling_is(rig, "True", "External")
+        scale(2)
+        await becomes(rig, 2)
+        rig.plane.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        rig.plane.apply(manifest)
+        assert (await wanted(), await replicas(rig)) == (2, 2), "who leaves the number out does not change it"
+        scale(0)
+        await becomes(rig, 0)
+        assert not gateway.closes, "stopped by hand means stopped, whatever runs"
+        await rig.settled("tiny", "Stopped")
+        await rig.scale("tiny", 1)
+        await becomes(rig, 0)
+        manifest["spec"]["scaling"]["via"] = "Auto"
+        rig.plane.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        await rig.settled("tiny", "ScaledToZero")
+        await rig.scale("tiny", 1)
+        await scaling_is(rig, "True", "FollowsDemand")
+        assert (await wanted(), await replicas(rig)) == (0, 1), "what is left of External is ignored"
+        refused = rig.plane.run_kubectl("-n", rig.namespace, "scale", "iep", "tiny", "--replicas=3")
+        assert "replicas is only for scaling.via External" in refused.stderr
 
 
 async def test_requests_that_are_held_or_recent_keep_it_awake(rig: OperatorRig) -> None:

@@ -68,9 +68,11 @@ def plan_region(case: Case, placement: RegionPlacement, desired: Desired, *, tak
     if is_fenced and any(isinstance(action, Scale | Sleep) for action in scaled.actions):
         children = ()
     actions = (*children, *scaled.actions, *_take_over(live, scaled, wanted=takes_over and not is_busy))
-    if placement.is_wanted:
-        actions += deletion_costs(seen, placement.region, case.now)
-    return RegionPlan(_scaled(found, scaled), actions, soonest(check_in_s, scaled.check_in_s))
+    costs = deletion_costs(seen, placement.region, case.now)
+    if isinstance(costs, Ask):
+        return costs
+    check_in_s = soonest(check_in_s, scaled.check_in_s, costs.check_in_s)
+    return RegionPlan(_scaled(found, scaled), (*actions, *costs.actions), check_in_s)
 
 
 def soonest(*times_s: float | None) -> float | None:

@@ -9,30 +9,45 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from emberline_operator.plan.actions import SetDeletionCost
+from emberline_operator.plan.actions import Ask, SetDeletionCost
 from emberline_operator.snapshot import PodState, Snapshot
 
 PERIOD_S: Final = 30.0
 
 
-def deletion_costs(seen: Snapshot, region: str, now: datetime) -> tuple[SetDeletionCost, ...]:
-    """The costs to write; none while demand has not been asked for (`seen.demands`) or a gateway does not answer."""
-    demand = seen.demands.get(region)
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What is written now."""
+
+    actions: tuple[SetDeletionCost, ...] = ()
+    check_in_s: float | None = None
+    """When to look again; None where there is no choice."""
+
+
+def deletion_costs(seen: Snapshot, region: str, now: datetime) -> Costs | Ask:
+    """The costs to write; none while a gateway does not answer."""
     pods = [pod for pod in seen.pods if pod.region == region and pod.is_routable]
-    if demand is None or demand.silent or not demand.views or len(pods) < 2:
-        return ()
+    if len(pods) < 2:
+        return Costs()
+    demand = seen.demands.get(region)
+    if demand is None:
+        return Ask(demand_of=region)
+    if demand.silent or not demand.views:
+        return Costs(check_in_s=PERIOD_S)
     outstanding = {pod.name: sum(view.pods.get(pod.name, 0) for view in demand.views) for pod in pods}
     costs = {name: cost_of(requests) for name, requests in outstanding.items()}
     if is_order_right(pods, costs):
-        return ()
-    return tuple(
+        return Costs(check_in_s=PERIOD_S)
+    actions = tuple(
         SetDeletionCost(pod.name, pod.uid, costs[pod.name], now, f"pod {pod.name} has {outstanding[pod.name]} requests")
         for pod in pods
         if (pod.deletion_cost or 0) != costs[pod.name] and _is_due(pod, now)
     )
+    return Costs(actions, PERIOD_S)
 
 
 def cost_of(requests: int) -> int:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberline_contract import names
-from emberline_operator.plan.actions import SetDeletionCost
-from emberline_operator.plan.termination import PERIOD_S, cost_of, deletion_costs, is_order_right
+from emberline_operator.plan.actions import Ask, SetDeletionCost
+from emberline_operator.plan.termination import PERIOD_S, Costs, cost_of, deletion_costs, is_order_right
 from emberline_operator.snapshot import Demand, GatewayView, PodState, Snapshot
 from support.examples import examples
 from support.operator_objects import NOW, make_endpoint, make_pod_state
@@ -36,20 +36,27 @@ def demand(*gateways: dict[str, int], silent: tuple[str, ...] = ()) -> Demand:
     return Demand(views, silent)
 
 
-def written(pods: list[PodState], told: Demand | None) -> dict[str, int]:
+def judge(pods: list[PodState], told: Demand | None) -> Costs | Ask:
     demands = {} if told is None else {REGION: told}
     seen = Snapshot(endpoint=make_endpoint(), pods=tuple(pods), demands=demands)
-    return {action.pod: action.cost for action in deletion_costs(seen, REGION, NOW)}
+    return deletion_costs(seen, REGION, NOW)
+
+
+def written(pods: list[PodState], told: Demand) -> dict[str, int]:
+    costs = judge(pods, told)
+    assert isinstance(costs, Costs)
+    return {action.pod: action.cost for action in costs.actions}
 
 
 def test_the_one_with_the_least_to_do_goes_first() -> None:
     pods = [pod("a"), pod("b"), pod("c")]
     assert written(pods, demand({"a": 1, "b": 5}, {"b": 4})) == {"a": 1, "b": 4}
-    seen = Snapshot(endpoint=make_endpoint(), pods=tuple(pods), demands={REGION: demand({"a": 3})})
-    assert deletion_costs(seen, REGION, NOW) == (SetDeletionCost("a", "uid-a", 2, NOW, "pod a has 3 requests"),)
+    action = SetDeletionCost("a", "uid-a", 2, NOW, "pod a has 3 requests")
+    assert judge(pods, demand({"a": 3})) == Costs((action,), PERIOD_S)
 
 
 def test_a_single_engine_is_told_nothing() -> None:
+    assert judge([pod("a")], None) == Costs(), "nobody is asked for it"
     assert written([pod("a")], demand({"a": 9})) == {}
     assert written([pod("a"), pod("b", ready=False)], demand({"a": 9})) == {}
     assert written([pod("a"), pod("b", terminating=True)], demand({"a": 9})) == {}
@@ -59,8 +66,8 @@ def test_a_single_engine_is_told_nothing() -> None:
 
 def test_nothing_is_said_while_demand_is_not_known() -> None:
     pods = [pod("a"), pod("b")]
-    assert written(pods, None) == {}
-    assert written(pods, Demand()) == {}
+    assert judge(pods, None) == Ask(demand_of=REGION)
+    assert judge(pods, Demand()) == Costs(check_in_s=PERIOD_S)
     assert written(pods, demand({"a": 9}, silent=("gw-9: no answer",))) == {}
     assert written(pods, demand({"a": 9})) == {"a": 4}
 

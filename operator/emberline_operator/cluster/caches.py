@@ -44,10 +44,16 @@ def version_of(obj: Json) -> int:
 
 
 def endpoint_of(obj: Json) -> Key | None:
-    """The endpoint that a child or pod is labelled with."""
+    """The endpoint that a child or pod is labelled with, or that has the Deployment which an autoscaler scales."""
     metadata = obj["metadata"]
-    name = metadata.get("labels", {}).get(names.LABEL_ENDPOINT)
+    name = metadata.get("labels", {}).get(names.LABEL_ENDPOINT) or _scaled_endpoint(obj)
     return (metadata.get("namespace", ""), name) if name else None
+
+
+def _scaled_endpoint(obj: Json) -> str:
+    target = obj.get("spec", {}).get("scaleTargetRef", {})
+    name, parts, _ = target.get("name", "").partition("--")
+    return name if parts and target.get("kind") == "Deployment" else ""
 
 
 @dataclass(frozen=True, slots=True)

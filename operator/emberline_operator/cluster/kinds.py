@@ -41,7 +41,8 @@ PODS: Final = Kind(
 )
 
 PDBS: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
-HPAS: Final = Kind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers", selector=_OURS)
+HPAS: Final = Kind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers")
+"""All of them: somebody else's that scales a Deployment of ours must be seen (replica rule 5)."""
 NODES: Final = Kind("Node", "", "v1", "nodes", is_namespaced=False)
 API_SERVICES: Final = Kind("APIService", "apiregistration.k8s.io", "v1", "apiservices", is_namespaced=False)
 
@@ -77,6 +78,9 @@ def trimmed(obj: Json) -> Json:
             return {"kind": obj["kind"], "metadata": _identity(obj), "spec": spec, "status": _conditions(status)}
         case DEPLOYMENTS.kind:
             return {**obj, "metadata": _signed(metadata), "status": {**status, **_conditions(status)}}
+        case HPAS.kind if names.LABEL_ENDPOINT not in metadata.get("labels", {}):
+            spec = {"scaleTargetRef": obj["spec"]["scaleTargetRef"]}
+            return {"kind": obj["kind"], "metadata": _identity(obj), "spec": spec}
         case HPAS.kind:
             kept = {key: value for key, value in status.items() if key in _HPA_STATUS}
             return {**obj, "metadata": _signed(metadata), "status": {**kept, **_conditions(status)}}

@@ -10,7 +10,7 @@ from typing import Final
 from emberline_contract import names
 from emberline_operator.accept import parse_source
 from emberline_operator.cluster.caches import Caches, Key
-from emberline_operator.cluster.kinds import API_SERVICES, CHILDREN, CLAIMS, ENDPOINTS, PODS, REGIONS
+from emberline_operator.cluster.kinds import API_SERVICES, CHILDREN, CLAIMS, ENDPOINTS, HPAS, PODS, REGIONS
 from emberline_operator.plan.via import read_metrics_api
 from emberline_operator.snapshot import Features, Json, Recommendation, Ref, Snapshot, read_pod
 
@@ -41,6 +41,7 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
             Ref(kind.kind, child["metadata"]["name"]): child
             for kind in CHILDREN
             for child in caches[kind].of_endpoint(key)
+            if _is_labelled(child)
         },
         pods=tuple(
             read_pod(pod)
@@ -54,7 +55,13 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         recommendations=remembered.recommendations,
         rivals=caches.index.rivals(key),
         features=features,
+        foreign_hpas=tuple(hpa for hpa in caches[HPAS].of_endpoint(key) if not _is_labelled(hpa)),
     )
+
+
+def _is_labelled(child: Json) -> bool:
+    """Whether it belongs to an endpoint by its label; an autoscaler may concern one that it does not belong to."""
+    return names.LABEL_ENDPOINT in child["metadata"].get("labels", {})
 
 
 def claim_of(endpoint: Json) -> str:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from emberline_operator.cluster.caches import Caches
+from emberline_operator.cluster.kinds import ENDPOINTS, HPAS
 from emberline_operator.plan.actions import Apply, Ask, Delete, FillReplicas, Scale, Sleep
 from emberline_operator.plan.idle import POLL_S
 from emberline_operator.plan.scaling import GONE_POLL_S, ScalePlan
+from emberline_operator.reconcile.observe import Remembered, observe
 from emberline_operator.snapshot import Demand, Features
 from support.scaling_cases import HPA_REF, OURS, START, Raw, Region, calls, engine, hpa_of, spec_of
 
@@ -317,3 +320,29 @@ def test_it_is_looked_at_again_while_something_runs() -> None:
     assert plan.check_in_s <= POLL_S
     assert plan.last_active == START
     assert region(BY_OPERATOR, replicas=0, demand=None).plan().check_in_s is None
+
+
+def test_somebody_elses_autoscaler_is_found_by_what_it_scales() -> None:
+    caches, key = Caches(), ("team", "tiny")
+    caches[ENDPOINTS].put({"kind": "InferenceEndpoint", "metadata": _metadata("tiny"), "spec": {}})
+    for name, kind, target in (
+        ("theirs", "Deployment", "tiny--default"),
+        ("third", "Deployment", "tinier--default"),
+        ("plain", "Deployment", "tiny"),
+        ("proper", "InferenceEndpoint", "tiny"),
+    ):
+        spec = {"scaleTargetRef": {"apiVersion": "v", "kind": kind, "name": target}, "maxReplicas": 3}
+        caches[HPAS].put({"kind": HPA_REF.kind, "metadata": _metadata(name), "spec": spec})
+    own = hpa_of()
+    own["metadata"] = {**_metadata("tiny--default"), "labels": {"emberline.dev/endpoint": "tiny"}}
+    caches[HPAS].put(own)
+    seen = observe(caches, key, Features(), Remembered())
+    assert seen is not None
+    (foreign,) = seen.foreign_hpas
+    assert foreign["metadata"]["name"] == "theirs"
+    assert "maxReplicas" not in foreign["spec"], "no more is kept than is needed"
+    assert seen.children.keys() == {HPA_REF}
+
+
+def _metadata(name: str) -> Raw:
+    return {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": "1"}

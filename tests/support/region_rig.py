@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emberline_contract import names
@@ -115,7 +115,7 @@ async def region_rig(
     """Nodes whose names and regions get the test's own word; they, the pods and the regions are gone at the end."""
     word = rig.namespace.removeprefix("test-")
     own = [
-        NodeSpec(name=f"{spec.name}-{word}", region=f"{spec.region}-{word}" if spec.region else None, gpus=spec.gpus)
+        replace(spec, name=f"{spec.name}-{word}", region=f"{spec.region}-{word}" if spec.region else None)
         for spec in specs
     ]
     stop = asyncio.Event()

@@ -17,7 +17,7 @@ from support.torch_rig import forced_logits, load_torch
 
 pytestmark = pytest.mark.model
 
-NUM_FORCED = 200
+NUM_FORCED = 128
 CLEAR_GAP = 0.25
 """Between the two best fp32 logits; below it the best one is no promise."""
 FP8_WEIGHTS = {"quantization": "fp8"}
@@ -39,7 +39,7 @@ def fp32_logits(smollm2_fp32: TorchExecutor, tokens: list[int]) -> torch.Tensor:
     ("changes", "product", "max_kl", "min_agreement"),
     [
         ({"quantization": "int8"}, Product.INT8_KERNEL, 0.01, 0.98),
-        (FP8_WEIGHTS, Product.DEQUANTISED, 0.025, 0.95),
+        (FP8_WEIGHTS, Product.DEQUANTISED, 0.025, 0.94),
         # What a GPU computes, in torch's slow form of it for CPUs: activations have eight bits too.
         (FP8_WEIGHTS, Product.FP8_ROWS, 0.04, 0.93),
         ({"kv_cache_dtype": "fp8"}, None, 0.01, 0.98),

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes.aio import client
+from kubernetes.aio.client.exceptions import ForbiddenException
 
 from emberline_contract import names
 from emberline_operator.cluster.kinds import REGIONS
@@ -106,24 +109,39 @@ def said_to(plane: TestPlane, user: str, *arguments: str, stdin: str | None = No
     return done.stderr if done.returncode else ""
 
 
-def patch(plane: TestPlane, user: str, change: dict[str, Any], *more: str) -> str:
-    return said_to(plane, user, "patch", "node", NODE, "--type=merge", f"--patch={json.dumps(change)}", *more)
+@asynccontextmanager
+async def nodes_as(plane: TestPlane, user: str) -> AsyncIterator[client.CoreV1Api]:
+    """A client of that user."""
+    async with plane.client() as api:
+        api.set_default_header("Impersonate-User", user)
+        yield client.CoreV1Api(api)
+
+
+async def patch(nodes: client.CoreV1Api, change: dict[str, Any], *, of_status: bool = False) -> str:
+    """The refusal of a merge patch that only pretends; empty if it is allowed."""
+    call = nodes.patch_node_status if of_status else nodes.patch_node
+    try:
+        await call(NODE, change, dry_run="All", _content_type="application/merge-patch+json")
+    except ForbiddenException as error:
+        return str(json.loads(error.body)["message"])
+    return ""
 
 
 async def until_enforced(plane: TestPlane) -> None:
     """The API server takes up a new policy a moment after it is stored."""
-    async with asyncio.timeout(20):
-        while ONLY_METADATA not in patch(plane, AGENT, {"spec": {"unschedulable": True}}):  # noqa: ASYNC110
+    async with nodes_as(plane, AGENT) as nodes, asyncio.timeout(20):
+        while ONLY_METADATA not in await patch(nodes, {"spec": {"unschedulable": True}}):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
 async def test_the_node_agent_changes_only_labels_of_ours(installed: TestPlane) -> None:
     await until_enforced(installed)
     wrong = []
-    for case, (change, words) in CHANGES.items():
-        said = patch(installed, AGENT, change)
-        if (words not in said) if words else said:
-            wrong.append(f"{case}: expected {words or 'no refusal'!r}, got {said!r}")
+    async with nodes_as(installed, AGENT) as nodes:
+        for case, (change, words) in CHANGES.items():
+            said = await patch(nodes, change)
+            if (words not in said) if words else said:
+                wrong.append(f"{case}: expected {words or 'no refusal'!r}, got {said!r}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -147,13 +165,15 @@ async def test_the_node_agent_creates_and_deletes_no_node_and_writes_no_status(i
     assert ONLY_UPDATES in create
     assert ONLY_UPDATES in said_to(installed, AGENT, "delete", "node", NODE)
     status = {"status": {"capacity": {"nvidia.com/gpu": "8"}}}
-    assert ONLY_UPDATES in patch(installed, AGENT, status, "--subresource=status")
+    async with nodes_as(installed, AGENT) as nodes:
+        assert ONLY_UPDATES in await patch(nodes, status, of_status=True)
 
 
 async def test_others_are_not_concerned(installed: TestPlane) -> None:
     await until_enforced(installed)
-    for change in ({"spec": {"unschedulable": True}}, labels(**{REGION: "us"})):
-        assert patch(installed, NEIGHBOUR, change) == ""
+    async with nodes_as(installed, NEIGHBOUR) as nodes:
+        for change in ({"spec": {"unschedulable": True}}, labels(**{REGION: "us"})):
+            assert await patch(nodes, change) == ""
     assert said_to(installed, NEIGHBOUR, "delete", "node", NODE) == ""
 
 

@@ -11,12 +11,26 @@ import pytest
 import yaml
 
 from emberline_contract import names
+from emberline_local.node_spec import NodeSpec
 from emberline_operator.cluster.api import APPLY, Api
-from emberline_operator.cluster.kinds import CONFIGMAPS, ENDPOINTS
+from emberline_operator.cluster.kinds import CHILDREN, CONFIGMAPS, ENDPOINTS, HPAS, PODS
 from emberline_operator.errors import RefusedError
-from support.audit import OPERATOR_USER, lacked_rights, requests_of
-from support.operator_rig import BASE, Raw, endpoint_yaml, install_account, kubeconfig_of, operator_rig
+from emberline_operator.plan import idle
+from support.audit import OPERATOR_USER, Right, lacked_rights, requests_of, used_rights
+from support.metrics_adapter import metrics_adapter
+from support.operator_rig import (
+    BASE,
+    OperatorRig,
+    PlayedGateway,
+    Raw,
+    endpoint_yaml,
+    eventually,
+    install_account,
+    kubeconfig_of,
+    operator_rig,
+)
 from support.plane import TestPlane
+from support.region_rig import RegionRig, region_rig
 
 pytestmark = pytest.mark.cluster
 RIGHTS = BASE / "operator-rights.yaml"
@@ -151,3 +165,109 @@ async def test_namespaced_mode_does_with_its_rights_and_touches_no_other_namespa
     assert written == {namespace, names.SYSTEM_NAMESPACE}, "its Lease is in its own"
     plane.kubectl("delete", "namespace", other, "--wait=false")
     plane.kubectl("delete", "clusterrolebinding", f"{account}-{names.OPERATOR_NAME}")
+
+
+UNSEEN = {("emberline.dev", "inferenceendpoints/finalizers", "update")}
+"""Asked for by an admission plugin that this API server does not have on, and by no request."""
+
+
+def granted(role: str, namespace: str | None = None) -> set[Right]:
+    (rules,) = (
+        d["rules"]
+        for d in yaml.safe_load_all(RIGHTS.read_text())
+        if d["kind"].endswith("Role") and d["metadata"]["name"] == role and d["metadata"].get("namespace") == namespace
+    )
+    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
+async def test_every_right_is_used(
+    plane: TestPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day in the life of the operator uses each verb of each rule, so none is there for nothing."""
+    monkeypatch.setattr(idle, "POLL_S", 1.0)
+    install_account(plane)
+    plane.kubectl("-n", names.SYSTEM_NAMESPACE, "delete", "lease", names.OPERATOR_NAME, "--ignore-not-found")
+    begin_bytes = plane.audit_file.stat().st_size
+    specs = [NodeSpec(name=name, region=name[:2]) for name in ("eu-1", "eu-2", "us-1")]
+    async with (
+        operator_rig(plane, namespace, tmp_path) as rig,
+        metrics_adapter(rig.admin, tmp_path),
+        region_rig(plane, rig, specs) as regions,
+        rig.gateway() as gateway,
+        rig.operator(),
+    ):
+        await rig.claim()
+        for name in ("eu", "us"):
+            await regions.region(name, name.upper())
+        await external_replicas_are_filled(rig)
+        await sleep(rig, gateway)
+        await an_endpoint_of_two_regions_loses_one(rig, regions, gateway)
+        await residency_is_enforced(rig, regions)
+    roles = ((names.OPERATOR_NAME, None), (f"{names.OPERATOR_NAME}-endpoints", None),
+             (names.OPERATOR_NAME, names.SYSTEM_NAMESPACE))  # fmt: skip
+    all_of_them = set().union(*(granted(*role) for role in roles))
+    unused = all_of_them - used_rights(plane.audit_file, OPERATOR_USER, begin_bytes)
+    assert unused == UNSEEN
+
+
+async def external_replicas_are_filled(rig: OperatorRig) -> None:
+    await rig.endpoint("mine", scaling={"via": "External"})
+
+    async def is_filled() -> bool:
+        live = await rig.get(ENDPOINTS, "mine")
+        return live is not None and "replicas" in live["spec"]
+
+    await eventually(is_filled, "spec.replicas")
+
+
+async def sleep(rig: OperatorRig, gateway: PlayedGateway) -> None:
+    gateway.idle_s = 3600
+    await rig.endpoint("sleepy", scaling={"via": "Operator", "idleAfter": "1s"})
+    await rig.settled("sleepy", "ScaledToZero")
+    await rig.deployment("sleepy")
+    await rig.scale("sleepy", 1)
+    await rig.settled("sleepy", "Serving")
+    await rig.settled("sleepy", "ScaledToZero")
+
+
+async def an_endpoint_of_two_regions_loses_one(rig: OperatorRig, regions: RegionRig, gateway: PlayedGateway) -> None:
+    eu, us = regions.name("eu"), regions.name("us")
+    await rig.endpoint(
+        "wide", scaling={"via": "HPA", "minReplicas": 2, "maxReplicas": 3}, placement={"regions": [eu, us]}
+    )
+    child = names.child_name("wide", us)
+
+    async def is_made() -> bool:
+        label = f"{names.LABEL_REGION}={us}"
+        return all([await rig.list(kind, label) for kind in CHILDREN])
+
+    await eventually(is_made, "objects of every kind in both regions")
+    pods = await rig.pods("wide", 4)
+    busy = next(pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.LABEL_REGION] == eu)
+    gateway.pods = {busy: 3}
+    gateway.endpoints = [(rig.namespace, "wide", eu), (rig.namespace, "wide", us)]
+    await rig.settled("wide", "Serving")
+
+    async def is_costed() -> bool:
+        return any(names.POD_DELETION_COST in pod["metadata"].get("annotations", {}) for pod in await rig.list(PODS))
+
+    await eventually(is_costed, "a deletion cost", 40)
+    # One of its regions, its autoscaler and its configuration go.
+    change = {"placement": {"regions": [eu]}, "scaling": {"via": "Operator"}, "engine": {"maxModelLen": 512}}
+    await rig.patch(ENDPOINTS, "wide", {"spec": change})
+
+    async def is_gone() -> bool:
+        found = [key for key in await rig.children() if key.partition("/")[2].startswith(child)]
+        return not found and await rig.get(HPAS, names.child_name("wide", eu)) is None
+
+    await eventually(is_gone, f"nothing of {us} and no autoscaler", 40)
+
+
+async def residency_is_enforced(rig: OperatorRig, regions: RegionRig) -> None:
+    (pod, *_) = [pod for pod in regions.alive("eu") if pod.node]
+    await regions.label(pod.node.removesuffix(f"-{regions.word}"), "us")
+
+    async def is_gone() -> bool:
+        return pod.gone_s is not None
+
+    await eventually(is_gone, f"the pod on {pod.node} is gone")

@@ -19,10 +19,11 @@ _LACKS = re.compile(r'User "[^"]*" cannot ')
 """RBAC's own words; a policy, a quota or a namespace that is being deleted refuse with others."""
 
 
-def requests_of(audit_file: Path, user: str) -> Iterator[Raw]:
-    """Finished requests of a user, the oldest first."""
+def requests_of(audit_file: Path, user: str, begin_bytes: int = 0) -> Iterator[Raw]:
+    """Finished requests of a user, the oldest first; of what was written after so much of the log."""
     mark = json.dumps(user)
     with audit_file.open() as lines:
+        lines.seek(begin_bytes)
         for line in lines:
             # Long logs: what cannot be the user's is not parsed. The last line may still be being written.
             if mark not in line or not line.endswith("\n"):
@@ -32,10 +33,10 @@ def requests_of(audit_file: Path, user: str) -> Iterator[Raw]:
                 yield event
 
 
-def used_rights(audit_file: Path, user: str) -> set[Right]:
+def used_rights(audit_file: Path, user: str, begin_bytes: int = 0) -> set[Right]:
     """What a user's requests needed and had. An apply that created its object needed `create` besides `patch`."""
     used = set()
-    for event in requests_of(audit_file, user):
+    for event in requests_of(audit_file, user, begin_bytes):
         code = event.get("responseStatus", {}).get("code", 0)
         if "objectRef" not in event or code == 403:
             continue

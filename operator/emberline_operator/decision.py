@@ -83,6 +83,4 @@ class ResidencyVerdict:
     """Which pods must go now, and when to look again."""
 
     evictions: tuple[Eviction, ...] = ()
-    unknown: tuple[str, ...] = ()
-    """Sentences about pods whose place has become unknown and whose grace still runs."""
     check_in_s: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from emberline_contract import names
 from emberline_contract.conditions import Reason
@@ -15,7 +15,7 @@ from emberline_operator.regions.record import record_of
 from emberline_operator.regions.region import find_region
 from emberline_operator.regions.residency import is_enforced, judge_pod, stamp, stand_of_region
 from emberline_operator.regions.sticky import settle
-from emberline_operator.snapshot import Json, PodState, Ref, Snapshot
+from emberline_operator.snapshot import Json, PodState, Ref, Snapshot, time_text
 
 
 def place(spec: InferenceEndpointSpec, seen: Snapshot, table: GpuTable, now: datetime) -> tuple[RegionPlacement, ...]:
@@ -64,9 +64,9 @@ class _Site:
 
     def place(self) -> RegionPlacement:
         """A region that the endpoint names and may want."""
-        if self._region is None:
+        if self._region is None and self._standing.kind == "Unknown":
             return self._gone()
-        if self._standing.kind != "Inside" and not self.is_fallback:
+        if self._region is None or (self._standing.kind != "Inside" and not self.is_fallback):
             return self._closed()
         wrong = next((verdict.why for _, verdict in self._verdicts if verdict.must_go), "")
         if wrong and self._has_moved:
@@ -77,7 +77,7 @@ class _Site:
             )
             return self._still(Reason.RESIDENCY_VIOLATION, message, most=0)
         outcome = settle(self._spec, self._region, self._seen, self._live, self._record, self._table, self._now)
-        message = outcome.message
+        message = "; ".join((outcome.message, *self._warnings()))
         if self.is_fallback:
             message = f"{message}; {self._standing.why}, and no region inside can serve (residency.mode Prefer)"
         if not outcome.is_current:
@@ -103,7 +103,7 @@ class _Site:
     def leave(self) -> RegionPlacement:
         """A region that the endpoint names no longer."""
         message = f"the endpoint no longer names region {self.name}; it is drained when another region answers"
-        return replace(self._still(Reason.IN_REGION, message), is_wanted=False)
+        return replace(self._still(Reason.IN_REGION, "; ".join((message, *self._warnings()))), is_wanted=False)
 
     def _gone(self) -> RegionPlacement:
         known = ", ".join(sorted(self._seen.regions)) or "none"
@@ -127,12 +127,23 @@ class _Site:
         return self._still(Reason.OUTSIDE_JURISDICTION, message)
 
     def _unknown(self, remedy: str) -> RegionPlacement:
-        grace = self._spec.placement.residency.absence_grace
+        residency = self._spec.placement.residency
+        assert self._record is not None
+        assert self._record.unknown_since is not None
+        until = self._record.unknown_since + timedelta(seconds=residency.absence_grace_s)
         message = (
-            f"{self._standing.why}, so nothing new is placed there, and what runs is stopped when that has been so for"
-            f" placement.residency.absenceGrace {grace}; {remedy}"
+            f"{self._standing.why}, so nothing new is placed there, and what runs is stopped at {time_text(until)},"
+            f" after placement.residency.absenceGrace {residency.absence_grace}; {remedy}"
         )
         return self._still(Reason.RESIDENCY_UNKNOWN, message)
+
+    def _warnings(self) -> list[str]:
+        """What pods of the region are about to be stopped for."""
+        ends = {verdict.why: verdict.until for _, verdict in self._verdicts if verdict.until is not None}
+        return [
+            f"{why}: its pods are stopped at {time_text(until)} unless it is put back"
+            for why, until in sorted(ends.items())
+        ]
 
     def _still(self, reason: Reason, message: str, *, most: int | None = None) -> RegionPlacement:
         """A region in which no pod may come to be."""

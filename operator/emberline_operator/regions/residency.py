@@ -17,7 +17,7 @@ from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.decision import Decision, Eviction, RegionPlacement, ResidencyVerdict
 from emberline_operator.regions.region import Region, find_region, read_region, relation
-from emberline_operator.snapshot import NodeState, PodState, Snapshot, time_text
+from emberline_operator.snapshot import NodeState, PodState, Snapshot
 
 EVICTION_GRACE_S: Final = 10
 """Grace period of a pod that is evicted for residency, whatever drainTimeout says."""
@@ -121,16 +121,15 @@ def judge(
 ) -> ResidencyVerdict:
     """Which pods must go now. Every pod of the endpoint is looked at, whatever region and template it is of."""
     decisions = {placement.region: placement.decision for placement in placements}
-    evictions, unknown, ends = [], set[str](), list[datetime]()
+    evictions, ends = list[Eviction](), list[datetime]()
     for pod in seen.pods:
         verdict = judge_pod(pod, spec, seen, decisions.get(pod.region), now)
         if verdict.must_go and not _ends_soon(pod, now):
             evictions.append(Eviction(pod.name, pod.uid, f"residency: {verdict.why}"))
         elif verdict.until is not None:
-            unknown.add(f"{verdict.why}; its pods are stopped at {time_text(verdict.until)} unless it is put back")
             ends.append(verdict.until)
     check_in_s = max(0.0, (min(ends) - now).total_seconds()) if ends else None
-    return ResidencyVerdict(tuple(evictions), tuple(sorted(unknown)), check_in_s)
+    return ResidencyVerdict(tuple(evictions), check_in_s)
 
 
 def _stand(spec: InferenceEndpointSpec, name: str, region: Region | None, decision: Decision | None) -> Standing:

@@ -97,14 +97,16 @@ def _kept(case: _Case, live: Json | None, record: Decision) -> Outcome:
     )
     if case.is_possible(record.choice):
         return case.decided(replace(record, impossible_since=None))
+    if case.is_cpu:
+        return case.impossible(record, "engines wait until one can", None)
     since = record.impossible_since or now.replace(microsecond=0)
     kept = replace(record, impossible_since=since)
     until = since + IMPOSSIBLE_FOR
     if now < until:
-        after = f"it stays decided until {time_text(until)}, then another choice is made if nothing runs"
+        after = f"the choice stays until {time_text(until)}, then another one is made if nothing runs"
         return case.impossible(kept, after, (until - now).total_seconds())
     if _runs(case.seen, region.name):
-        return case.impossible(kept, "it stays decided while engines run", None)
+        return case.impossible(kept, "the choice stays while engines run", None)
     chosen = case.choose_now()
     if isinstance(chosen, NoChoice):
         return case.impossible(kept, f"and there is no other choice: {chosen.message}", None)
@@ -182,7 +184,7 @@ class _Case:
     def decided(self, decision: Decision) -> Outcome:
         """The decision, with the words for it."""
         if not self.is_possible(decision.choice):
-            return self.impossible(decision, "pods wait until one can", None)
+            return self.impossible(decision, "engines wait until one can", None)
         gpu = f"{decision.choice.gpu_class} " if decision.choice.gpu_class else ""
         if self.region.name == names.DEFAULT_REGION:
             words = f"no region was asked for; any {gpu}node will do"

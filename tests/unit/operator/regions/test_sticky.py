@@ -102,14 +102,14 @@ def test_a_choice_with_no_possible_node_is_made_again_after_five_minutes_if_noth
     world.put(node("l4", EU, L4))
     placement = world.look()["eu"]
     assert (placement.reason, placement.may_start, placement.is_placed) == (Reason.NO_SUCH_GPU, True, False)
-    assert "stays decided until 2026-07-01T12:05:00Z" in placement.message
+    assert "the choice stays until 2026-07-01T12:05:00Z" in placement.message
     assert placement.check_in_s == 300
     world.later(299)
     assert world.look()["eu"].decision == replace(before, impossible_since=world.recorded().impossible_since)
     pod = world.pod("a", "h100")
     world.later(1)
     placement = world.look()["eu"]
-    assert "stays decided while engines run" in placement.message
+    assert "the choice stays while engines run" in placement.message
     assert without_memory(placement.decision) == before
     world.pods.remove(pod)
     world.pod("b")

@@ -9,16 +9,27 @@ from typing import Any
 import pytest
 
 from emberline_contract import names
+from emberline_contract.conditions import Reason
 from emberline_contract.http import CloseRequest
 from emberline_operator import demand
 from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import BY_KIND, CLAIMS, ENDPOINTS, PODS
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
-from emberline_operator.plan.actions import Apply, Notice, Plan
+from emberline_operator.plan.actions import (
+    Action,
+    Apply,
+    Delete,
+    Evict,
+    FillReplicas,
+    Notice,
+    Plan,
+    SetDeletionCost,
+)
 from emberline_operator.plan.conditions import STATUS_PERIOD_S
+from emberline_operator.reconcile import passes
 from emberline_operator.reconcile.passes import Reconciler
 from emberline_operator.reconcile.queue import Outcome
-from emberline_operator.snapshot import Demand, Ref, time_text
+from emberline_operator.snapshot import Demand, Recommendation, Ref, Snapshot, time_text
 from support.operator_objects import INSTALL, NOW, Raw, Store, condition_of, make_endpoint, quiet
 
 KEY = ("team", "tiny")
@@ -87,6 +98,15 @@ class Cluster:
 
     async def delete(self, namespace: str, ref: Ref, *, uid: str) -> None:
         self._note(f"delete {ref}")
+
+    async def evict(self, namespace: str, pod: str, *, uid: str, grace_s: int) -> None:
+        self._note(f"evict {pod} ({uid}) in {grace_s} s")
+
+    async def set_deletion_cost(self, namespace: str, pod: str, *, uid: str, cost: int, at: datetime) -> None:
+        self._note(f"cost of {pod} ({uid}) {cost} at {time_text(at)}")
+
+    async def fill_replicas(self, namespace: str, name: str, *, replicas: int, resource_version: str) -> None:
+        self._note(f"fill {name} with {replicas} at {resource_version}")
 
 
 class Door:
@@ -300,3 +320,75 @@ async def test_a_change_that_a_status_write_overtakes_is_not_lost(rig: Rig) -> N
     rig.door.answer = quiet(1)
     outcome = await rig.one_pass()
     assert outcome.again_s == 0
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, *actions: Action, **parts: Any) -> None:
+    """The next passes decide this."""
+    monkeypatch.setattr(passes, "decide", lambda *_: Plan(actions, {"conditions": []}, **parts))
+
+
+COST = SetDeletionCost("tiny-1", "u-1", 3, NOW, "it is busy")
+GO = Evict("tiny-2", "u-2", 10, "it is elsewhere")
+
+
+async def test_every_action_is_carried_out_with_what_guards_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Ref("Service", "tiny--eu")
+    planned(monkeypatch, COST, GO, FillReplicas(2, "7", "there is none"), Delete(service, "u-3", "left"))
+    await rig.one_pass()
+    assert rig.cluster.log[:4] == [
+        f"cost of tiny-1 (u-1) 3 at {time_text(NOW)}",
+        "evict tiny-2 (u-2) in 10 s",
+        "fill tiny with 2 at 7",
+        "delete Service tiny--eu",
+    ]
+
+
+@pytest.mark.parametrize("error", [ConflictError("PATCH", 409, "changed"), RefusedError("PATCH", 403, "no")])
+async def test_what_must_not_run_goes_whatever_else_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: ClusterError
+) -> None:
+    cost = f"cost of tiny-1 (u-1) 3 at {time_text(NOW)}"
+    rig.cluster.failures[cost] = error
+    planned(monkeypatch, COST, Delete(Ref("Service", "tiny--eu"), "u-3", "left"), GO)
+    with pytest.raises(type(error)):
+        await rig.one_pass()
+    assert rig.cluster.log[0] == "evict tiny-2 (u-2) in 10 s"
+    assert "delete Service tiny--eu" not in rig.cluster.log
+
+
+async def test_users_are_told_what_the_plan_says_and_what_failed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = Notice("Normal", Reason.DECIDED, "precision bf16")
+    planned(monkeypatch, COST, notices=(notice,))
+    await rig.one_pass()
+    assert rig.told.reasons == ["Decided"]
+    rig.cluster.failures[f"cost of tiny-1 (u-1) 3 at {time_text(NOW)}"] = RefusedError("PATCH", 403, "no")
+    with pytest.raises(RefusedError):
+        await rig.one_pass()
+    assert rig.told.reasons == ["Decided", "ApplyFailed"]
+
+
+async def test_the_next_pass_finds_what_the_last_one_remembered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"default": (Recommendation(NOW, 2),)}
+    seen: list[Snapshot] = []
+
+    def decide(snapshot: Snapshot, *_: Any) -> Plan:
+        seen.append(snapshot)
+        return Plan((), {"conditions": []}, recommendations=kept)
+
+    monkeypatch.setattr(passes, "decide", decide)
+    await rig.one_pass()
+    await rig.one_pass()
+    assert [snapshot.recommendations for snapshot in seen] == [{}, kept]
+    going = make_endpoint()
+    going["metadata"]["deletionTimestamp"] = "2026-12-01T12:00:00Z"
+    rig.cluster.put(ENDPOINTS.kind, going)
+    await rig.one_pass()
+    rig.cluster.put(ENDPOINTS.kind, make_endpoint())
+    await rig.one_pass()
+    assert seen[-1].recommendations == {}, "another endpoint of the same name"
+
+
+async def test_the_earliest_time_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, requeue_after_s=7.0)
+    await rig.one_pass()
+    assert (await rig.one_pass()).again_s == 7.0

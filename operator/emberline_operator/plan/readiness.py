@@ -6,7 +6,7 @@ from typing import Final
 
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.plan.conditions import Truth, Verdict, truth
-from emberline_operator.plan.findings import Findings
+from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.trouble import Trouble, find_trouble
 from emberline_operator.snapshot import Json
 
@@ -79,8 +79,19 @@ def judge_degraded(found: Findings, before: Json) -> Verdict:
 
 def _worst_trouble(found: Findings) -> Trouble | None:
     """Of what the regions report, what is first in the order of `_OF_PODS`."""
-    troubles = [find_trouble(region.pods, region.deployment) for region in found.regions]
+    troubles = [_trouble(region) for region in found.regions]
     return min((t for t in troubles if t is not None), key=lambda t: _OF_PODS.index(t.reason), default=None)
+
+
+def _trouble(region: RegionFindings) -> Trouble | None:
+    """What keeps pods from serving there, but for what every roll-out without a spare GPU goes through: its new engine has no
+    node while an old one drains or goes on serving. RolloutBlocked tells of that.
+    """
+    waits = region.rollout.reason if region.rollout else Reason.NOT_BLOCKED
+    is_expected = waits is Reason.WAITING_FOR_DRAIN or (waits is Reason.WAITING_FOR_GPU and region.num_ready > 0)
+    if not is_expected:
+        return find_trouble(region.pods, region.deployment)
+    return find_trouble([pod for pod in region.pods if not pod.unschedulable], None)
 
 
 def _last_trouble(before: Json, generation: int) -> Trouble | None:

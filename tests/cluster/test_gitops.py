@@ -213,6 +213,28 @@ async def test_a_change_in_git_is_carried_out_under_the_loop(rig: OperatorRig) -
     assert writes_of_spec(rig) == []
 
 
+async def test_replicas_of_an_external_autoscaler_survive_the_loop(rig: OperatorRig) -> None:
+    """Git has no `replicas`: the operator fills it once, an autoscaler changes it, and the tool takes nothing back."""
+    body = manifest(rig, scaling={"via": "External"})
+    async with rig.operator(), self_healing(rig, body):
+
+        async def replicas() -> int | None:
+            number: int | None = (await live_endpoint(rig))["spec"].get("replicas")
+            return number
+
+        async def is_filled() -> bool:
+            return await replicas() is not None
+
+        await eventually(is_filled, "spec.replicas")
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"replicas": 2}}, "scale")
+        await rig.pods("tiny", 2)
+        await asyncio.sleep(1)
+        assert await replicas() == 2
+    (fill,) = writes_of_spec(rig)
+    assert fill.startswith("patch ")
+    assert "/scale?" in fill
+
+
 async def test_the_tools_read_the_real_status(rig: OperatorRig) -> None:
     def read(endpoint: Raw) -> tuple[str, Kstatus]:
         return argo_health(names.ENDPOINT_KIND, endpoint)[0], compute(endpoint)
@@ -229,6 +251,8 @@ async def test_the_tools_read_the_real_status(rig: OperatorRig) -> None:
         assert read(await rig.settled("tiny", "Starting")) == ("Progressing", Kstatus.IN_PROGRESS)
         await rig.set_pod(pod, ready=True)
         assert read(await rig.settled("tiny", "Serving")) == ("Healthy", Kstatus.CURRENT)
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"via": "External", "minReplicas": 0}, "replicas": 0}})
+        assert read(await rig.settled("tiny", "Stopped")) == ("Suspended", Kstatus.CURRENT)
     changed = await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"maxReplicas": 3}}})
     assert read(changed) == ("Progressing", Kstatus.IN_PROGRESS), "the operator is gone and has not seen this"
 

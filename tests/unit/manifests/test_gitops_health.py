@@ -47,6 +47,8 @@ WAKING = (READY, "True", Reason.STARTING.value)
 FAILING = (READY, "False", Reason.CONTAINER_FAILED.value)
 ROLLING = (RECONCILING, "True", Reason.ROLLING_OUT.value)
 FAILED = (DEGRADED, "True", Reason.CONTAINER_FAILED.value)
+NO_NODE = (READY, "False", Reason.UNSCHEDULABLE.value)
+WAITING = (DEGRADED, "True", Reason.UNSCHEDULABLE.value)
 WELL = (DEGRADED, "False", Reason.AS_EXPECTED.value)
 REFUSED = (STALLED, "True", Reason.INVALID_SPEC.value)
 DELETED: Raw = {"deletionTimestamp": "2026-12-01T00:00:00Z"}
@@ -66,6 +68,10 @@ TABLE: dict[str, tuple[Raw, str, Kstatus]] = {
     "an engine that fails while others serve": (endpoint(SERVING, FAILED), "Degraded", Kstatus.CURRENT),
     "nothing but engines that fail": (endpoint(FAILING, FAILED), "Degraded", Kstatus.IN_PROGRESS),
     "asleep after a failed start": (endpoint(ASLEEP, FAILED), "Degraded", Kstatus.CURRENT),
+    "waiting for a node": (endpoint(NO_NODE, WAITING), "Progressing", Kstatus.IN_PROGRESS),
+    "one more waits for a node while others serve": (endpoint(SERVING, WAITING), "Progressing", Kstatus.CURRENT),
+    "rolling out, and waiting for a node": (endpoint(SERVING, WAITING, ROLLING), "Progressing", Kstatus.IN_PROGRESS),
+    "asleep after a start that found no node": (endpoint(ASLEEP, WAITING), "Degraded", Kstatus.CURRENT),
     "refused": (endpoint((READY, "False", Reason.NOT_ACCEPTED.value), WELL, REFUSED), "Degraded", Kstatus.FAILED),
     "refused, and the last one that was not still serves": (endpoint(SERVING, WELL, REFUSED), "Degraded", Kstatus.FAILED),
     "not judged yet": (endpoint((READY, "Unknown", Reason.PENDING.value)), "Progressing", Kstatus.IN_PROGRESS),
@@ -117,10 +123,12 @@ def test_a_region() -> None:
 
 
 def test_the_scripts_name_conditions_of_the_contract() -> None:
-    """A condition that was renamed would make its branch dead."""
+    """One that was renamed would make its branch dead."""
     script = CONFIG["data"][KEY + names.ENDPOINT_KIND]
     for kind in (READY, DEGRADED, RECONCILING, STALLED):
         assert f'is_true("{kind.value}")' in script
+    for reason in (Reason.STOPPED, Reason.SCALED_TO_ZERO, Reason.UNSCHEDULABLE):
+        assert f'reason == "{reason.value}"' in script
     assert CONFIG["data"].keys() == {KEY + names.ENDPOINT_KIND, KEY + names.REGION_KIND}
 
 

@@ -10,7 +10,7 @@ from emberline_contract.conditions import ALWAYS_PRESENT
 from emberline_contract.status import InferenceEndpointStatus
 from emberline_operator.plan.actions import Plan
 from emberline_operator.plan.readiness import NEVER_READY
-from emberline_operator.snapshot import Demand, Ref
+from emberline_operator.snapshot import Demand, Ref, Rival
 from support.operator_objects import (
     NOW,
     Raw,
@@ -298,6 +298,74 @@ def test_others_in_the_namespace_do_not_matter() -> None:
     foreign = live_of({"kind": "ConfigMap", "metadata": {"name": "tiny--default-old", "labels": {}}})
     store.children[Ref("ConfigMap", "tiny--default-old")] = foreign
     assert store.decide().actions == (), "labelled like ours and owned by nobody: not deleted"
+
+
+def test_stopped_by_hand_is_as_was_asked_for() -> None:
+    external = {"via": "External"}
+    store = made(scaling=external, replicas=1)
+    store.pods = (ready_pod(store),)
+    plan = store.settle()
+    assert plan.status["scaling"]["via"] == "External"
+    assert flat(plan)["Ready"] == ("True", "Serving")
+    store.endpoint = {**make_endpoint(generation=2, scaling=external, replicas=0), "status": store.endpoint["status"]}
+    store.settle()
+    store.pods = ()
+    plan = store.settle()
+    assert flat(plan)["Ready"] == ("True", "Stopped")
+    assert flat(plan)["ScalingActive"] == ("True", "Stopped")
+    assert "until it is raised" in condition_of(plan, "Ready")["message"]
+    assert kstatus({**store.endpoint, "status": plan.status}) == "Current"
+    store.claims = {}
+    assert flat(store.decide())["Ready"] == ("True", "Stopped"), "nothing is asked of the weights"
+    assert flat(store.decide())["WeightsReady"] == ("False", "ClaimNotFound")
+
+
+def test_a_served_name_that_is_taken_is_told_and_stays_accepted() -> None:
+    store = made(model={"source": "pvc://models/tiny", "servedName": "llama"})
+    assert flat(store.decide())["AliasReady"] == ("True", "AliasServed")
+    older = Rival(NOW - timedelta(days=1), "other", "first")
+    plan = store.decide(rivals=(older,))
+    assert flat(plan)["AliasReady"] == ("False", "NameConflict")
+    assert flat(plan)["Accepted"] == ("True", "Valid")
+    assert "other/first" in condition_of(plan, "AliasReady")["message"]
+
+
+def test_an_init_container_that_fails_after_the_engine_has_served_is_not_ready() -> None:
+    """T37: a pod that restarts into Init:CrashLoopBackOff."""
+    store = made(scaling={"minReplicas": 1})
+    store.pods = (ready_pod(store),)
+    assert flat(store.settle())["Ready"] == ("True", "Serving")
+    words = "container fetch: CrashLoopBackOff: last end: Error, exit code 2"
+    store.pods = (make_pod_state(template_hash=current(store), failure=words),)
+    plan = store.settle()
+    assert flat(plan)["Ready"] == ("False", "ContainerFailed")
+    assert words in condition_of(plan, "Degraded")["message"]
+
+
+def test_a_roll_out_is_over_when_as_many_new_engines_are_there_as_should_be() -> None:
+    """T25: an old engine that is ready makes no roll-out done."""
+    store = made(scaling={"minReplicas": 2}, rollout={"strategy": "Drain"})
+    store.pods = (ready_pod(store, "a"), ready_pod(store, "b"))
+    store.settle()
+    old = current(store)
+    changed = make_endpoint(
+        generation=2, scaling={"minReplicas": 2}, rollout={"strategy": "Drain"}, engine={"maxSequences": 7}
+    )
+    store.endpoint = {**changed, "status": store.endpoint["status"]}
+    store.settle()
+    rolling = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}
+    status = {"observedGeneration": 99, "conditions": [rolling]}
+    still = ready_pod(store, "b", template_hash=old)
+    for pods, counts, is_rolling in (
+        ((still,), {"replicas": 1}, True),
+        ((still, make_pod_state("c", template_hash=current(store))), {"replicas": 2, "updatedReplicas": 1}, True),
+        ((ready_pod(store, "c"),), {"replicas": 1, "updatedReplicas": 1}, True),
+        ((ready_pod(store, "c"), make_pod_state("d", template_hash=current(store))),
+         {"replicas": 2, "updatedReplicas": 2}, False),
+    ):  # fmt: skip
+        store.pods = pods
+        store.deployment["status"] = {**status, **counts}
+        assert bool(condition_of(store.decide(), "Reconciling")) is is_rolling, pods
 
 
 def kstatus(endpoint: Raw) -> str:

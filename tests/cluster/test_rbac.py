@@ -69,14 +69,14 @@ FORBIDDEN = [
 ]
 
 
-async def may(admin: Api, verb: str, group: str, resource: str, namespace: str) -> bool:
-    """What the API server's own authorizer says of the operator's account."""
+async def may(admin: Api, user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
+    """What the API server's own authorizer says."""
     plural, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "namespace": namespace}
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
-        "spec": {"user": OPERATOR_USER, "groups": ["system:authenticated"], "resourceAttributes": attributes},
+        "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": attributes},
     }
     answer = await admin.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
     return bool(answer["status"]["allowed"])
@@ -86,11 +86,50 @@ async def test_what_the_operator_cannot_do(plane: TestPlane, namespace: str) -> 
     install_account(plane)
     admin = await Api.connect(plane.kubeconfig)
     try:
-        assert await may(admin, "patch", "apps", "deployments", namespace), "the question is understood"
-        assert await may(admin, "patch", "emberline.dev", "inferenceendpoints/status", namespace)
+        assert await may(admin, OPERATOR_USER, "patch", "apps", "deployments", namespace), "the question is understood"
+        assert await may(admin, OPERATOR_USER, "patch", "emberline.dev", "inferenceendpoints/status", namespace)
         places = (namespace, names.SYSTEM_NAMESPACE, "kube-system", "")
-        found = [(*entry, where) for entry in FORBIDDEN for where in places if await may(admin, *entry, where)]
+        found = [
+            (*entry, where) for entry in FORBIDDEN for where in places if await may(admin, OPERATOR_USER, *entry, where)
+        ]
         assert not found
+    finally:
+        await admin.close()
+
+
+# Of the API's own roles, bound in one namespace: who may do it to endpoints there.
+OF_USERS: dict[tuple[str, str], set[str]] = {
+    ("get", "inferenceendpoints"): {"view", "edit", "admin"},
+    ("watch", "inferenceendpoints"): {"view", "edit", "admin"},
+    ("create", "inferenceendpoints"): {"edit", "admin"},
+    ("patch", "inferenceendpoints"): {"edit", "admin"},
+    ("delete", "inferenceendpoints"): {"edit", "admin"},
+    ("get", "inferenceendpoints/scale"): {"view", "edit", "admin"},
+    ("patch", "inferenceendpoints/scale"): {"edit", "admin"},
+    ("patch", "inferenceendpoints/status"): set(),
+    ("update", "inferenceendpoints/status"): set(),
+    ("update", "inferenceendpoints/finalizers"): set(),
+}
+
+
+async def test_the_apis_own_roles_extend_to_endpoints(plane: TestPlane, namespace: str) -> None:
+    plane.apply(*yaml.safe_load_all((BASE / "user-roles.yaml").read_text()))
+    roles = ("view", "edit", "admin")
+    for role in roles:
+        plane.kubectl("-n", namespace, "create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}-user")
+    admin = await Api.connect(plane.kubeconfig)
+
+    async def who_may(verb: str, resource: str) -> set[str]:
+        return {role for role in roles if await may(admin, f"{role}-user", verb, names.GROUP, resource, namespace)}
+
+    async def is_as_told() -> bool:
+        return {key: await who_may(*key) for key in OF_USERS} == OF_USERS
+
+    try:
+        # The API server joins roles a moment after they are there.
+        await eventually(is_as_told, "the roles have what the table says")
+        assert not await may(admin, "admin-user", "create", names.GROUP, names.ENDPOINT_PLURAL, "default")
+        assert not await may(admin, "admin-user", "patch", names.GROUP, names.REGION_PLURAL, "")
     finally:
         await admin.close()
 

@@ -78,7 +78,7 @@ def install_account(plane: TestPlane) -> Path:
         for document in documents
         if document["kind"] == "Namespace"
         or (document["kind"] in ACCOUNT_KINDS
-            and document["metadata"]["labels"][names.LABEL_APP] == names.OPERATOR_NAME)
+            and document["metadata"]["labels"].get(names.LABEL_APP) == names.OPERATOR_NAME)
     ]  # fmt: skip
     assert {document["kind"] for document in wanted} == {"Namespace", *ACCOUNT_KINDS}
     plane.apply(*wanted)

@@ -68,7 +68,7 @@ class _Site:
             return self._gone()
         if self._region is None or (self._standing.kind != "Inside" and not self.is_fallback):
             return self._closed()
-        wrong = next((verdict.why for _, verdict in self._verdicts if verdict.must_go), "")
+        wrong = next((v.why for pod, v in self._verdicts if v.must_go and not pod.terminating), "")
         if wrong and self._has_moved:
             # The ReplicaSet of the older template would make an evicted pod anew in the wrong place.
             message = (
@@ -141,7 +141,7 @@ class _Site:
         """What pods of the region are about to be stopped for."""
         ends = {verdict.why: verdict.until for _, verdict in self._verdicts if verdict.until is not None}
         return [
-            f"{why}: its pods are stopped at {time_text(until)} unless it is put back"
+            f"{why}: its pods are stopped at {time_text(until)} unless that changes"
             for why, until in sorted(ends.items())
         ]
 

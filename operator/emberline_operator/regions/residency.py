@@ -155,7 +155,7 @@ def _stand_of_node(
     for other in _regions_of(node, seen):
         if other.name != pod.region and not other.node_labels.items() <= labels.items():
             return Standing("Outside", f"node {node.name} is one of region {other.name}, no longer of {pod.region}")
-    return Standing("Unknown", f"node {node.name} has lost the label {', '.join(missing)} of region {pod.region}")
+    return Standing("Unknown", f"node {node.name} lacks the label {', '.join(missing)} of region {pod.region}")
 
 
 def _stand_anywhere(node: NodeState, spec: InferenceEndpointSpec, seen: Snapshot) -> Standing:

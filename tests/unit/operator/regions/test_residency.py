@@ -55,7 +55,7 @@ def test_a_wider_region_is_no_contradiction() -> None:
     world.put(node("eu-1", EU, gpu=None))
     world.look()
     assert world.evicted() == []
-    assert "node eu-1 has lost the label pool" in world.look()["eu"].message
+    assert "node eu-1 lacks the label pool" in world.look()["eu"].message
 
 
 def test_a_region_whose_jurisdictions_exclude_it_now_is_emptied() -> None:
@@ -194,7 +194,7 @@ def test_a_node_that_has_lost_its_label_is_an_absence_of_its_own() -> None:
     placement = world.look()["eu"]
     assert placement.is_placed, "the scheduler places nothing on that node; the others are sound"
     assert (
-        "node eu-1 has lost the label topology.kubernetes.io/region of region eu: its pods are stopped"
+        "node eu-1 lacks the label topology.kubernetes.io/region of region eu: its pods are stopped"
         in placement.message
     )
     world.later(300)

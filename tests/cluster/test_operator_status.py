@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from emberline_contract import names
-from emberline_operator.cluster.kinds import CLAIMS, DEPLOYMENTS, ENDPOINTS, REGIONS
+from emberline_operator.cluster.kinds import CLAIMS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS
 from support.operator_rig import (
+    STRATEGIC,
     OperatorRig,
     Raw,
     condition,
@@ -100,6 +101,32 @@ async def test_an_old_pod_that_works_keeps_it_ready_while_the_new_one_comes(rig:
         await rig.pods("tiny", 1)
         endpoint = await rig.settled("tiny", "Serving")
         assert condition(endpoint, "Ready")["lastTransitionTime"] == before["lastTransitionTime"]
+
+
+async def test_an_init_container_that_fails_after_the_engine_has_served_is_told(rig: OperatorRig) -> None:
+    """T37: a running pod restarts into Init:CrashLoopBackOff."""
+    await rig.claim()
+    async with rig.operator():
+        await rig.endpoint("tiny", scaling={"minReplicas": 1})
+        (pod,) = await rig.pods("tiny")
+        await rig.set_pod(pod, ready=True)
+        await rig.settled("tiny", "Serving")
+        begun = time.monotonic()
+        await rig.set_pod(pod, ready=False, state={"waiting": {"reason": "PodInitializing"}}, restartCount=1)
+        failing = {
+            "name": "fetch", "image": "i", "imageID": "", "ready": False, "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
+            "lastState": {"terminated": {"exitCode": 2, "reason": "Error", "message": "no space left"}},
+        }  # fmt: skip
+        body = {"status": {"phase": "Pending", "initContainerStatuses": [failing]}}
+        await rig.patch(PODS, pod["metadata"]["name"], body, "status", STRATEGIC)
+        endpoint = await rig.settled("tiny", "ContainerFailed")
+        assert time.monotonic() - begun < 30
+        assert condition(endpoint, "Ready")["status"] == "False"
+        degraded = condition(endpoint, "Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "ContainerFailed")
+        assert "container fetch: CrashLoopBackOff" in degraded["message"]
+        assert "no space left" in degraded["message"]
 
 
 async def test_a_region_places_pods_and_an_unknown_one_places_nothing(rig: OperatorRig) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, PODS
+from emberline_operator.cluster.kinds import CLAIMS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS
 from support.operator_rig import OperatorRig, condition, eventually, operator_rig
 from support.plane import TestPlane
 
@@ -65,3 +65,21 @@ async def test_an_endpoint_made_again_waits_for_the_first_ones_objects(rig: Oper
         await eventually(owned, "a Deployment of the second endpoint", PATIENCE_S)
         endpoint = await rig.settled("tiny", "ScaledToZero")
         assert condition(endpoint, "Accepted")["status"] == "True"
+
+
+async def test_what_an_endpoint_refers_to_may_go_before_it(rig: OperatorRig) -> None:
+    """T31, T33: nothing but the garbage collector has a say in a deletion, so nothing can hold it up."""
+    region = f"gone-{rig.namespace[-5:]}"
+    await rig.region(region, place=rig.namespace)
+
+    async def gone() -> bool:
+        return not await rig.children() and await rig.get(ENDPOINTS, "tiny") is None
+
+    async with rig.node("n", place=rig.namespace), rig.operator():
+        await rig.endpoint("tiny", placement={"regions": [region]})
+        endpoint = await rig.settled("tiny", "ScaledToZero")
+        assert "finalizers" not in endpoint["metadata"]
+        await rig.delete(REGIONS, region)
+        await rig.delete(CLAIMS, "models")
+        await rig.delete(ENDPOINTS, "tiny")
+        await eventually(gone, "endpoint and children gone", PATIENCE_S)

@@ -9,7 +9,8 @@ from typing import Final
 
 from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
-from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PODS
+from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS
+from emberline_operator.cluster.node_kinds import NodeKinds
 from emberline_operator.snapshot import Json, NodeState, Rival, holds_gpus, is_gpu, read_node, read_pod, time_of
 
 Key = tuple[str, str]
@@ -26,6 +27,8 @@ class Index:
     """Told of every change of a cached object. What it gives is never changed afterwards: it may be part of a snapshot."""
 
     def __init__(self) -> None:
+        self.node_kinds = NodeKinds()
+        """Which kinds of nodes there are."""
         self._nodes: dict[str, NodeState] = {}
         self._pods: dict[Key, tuple[str, Key, dict[str, int]]] = {}
         """Engine pods that are bound: node, endpoint, GPUs."""
@@ -55,6 +58,9 @@ class Index:
                 self._change_pod(_key(obj), new)
             case ENDPOINTS.kind:
                 self._change_endpoint(_key(obj), new)
+                self.node_kinds.change_selector(_node_selector(old), _node_selector(new))
+            case REGIONS.kind:
+                self.node_kinds.change_selector(_region_labels(old), _region_labels(new))
             case DEPLOYMENTS.kind:
                 self._change_deployment(obj, new)
             case _:
@@ -111,6 +117,7 @@ class Index:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = read_node(node)
+        self.node_kinds.change_node(name, self._nodes.get(name))
 
     def _change_pod(self, key: Key, pod: Json | None) -> None:
         before = self._pods.pop(key, None)
@@ -205,3 +212,19 @@ def _with(keys: frozenset[Key], key: Key, is_in: bool) -> frozenset[Key]:
 def _key(obj: Json) -> Key:
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
+
+
+def _node_selector(endpoint: Json | None) -> Mapping[str, str]:
+    """Labels that an endpoint asks of its nodes."""
+    selector: Mapping[str, str] = (
+        endpoint.get("spec", {}).get("placement", {}).get("nodeSelector", {}) if endpoint else {}
+    )
+    return selector
+
+
+def _region_labels(region: Json | None) -> Mapping[str, str]:
+    """Labels that an InferenceRegion asks of its nodes."""
+    if region is None:
+        return {}
+    name = region["metadata"]["name"]
+    return region.get("spec", {}).get("nodeSelector") or {names.LABEL_TOPOLOGY_REGION: name}

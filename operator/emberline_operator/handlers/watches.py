@@ -24,6 +24,9 @@ def concerned(caches: Caches, obj: Json) -> Iterable[Key]:
         case ENDPOINTS.kind:
             return {(namespace, name), *caches.index.take_rivals_of_change((namespace, name))}
         case NODES.kind:
+            if caches.index.node_kinds.take_news():
+                # Whether there is a place may have changed for anybody.
+                return [key_of(endpoint) for endpoint in caches[ENDPOINTS]]
             return caches.index.endpoints_on(name) | caches.index.waiting
         case REGIONS.kind:
             # Another region's labels, and those of a region that was left, tell where pods are, too.

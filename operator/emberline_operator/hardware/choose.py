@@ -31,6 +31,7 @@ SIZE_UNKNOWN: Final = (
     "the model's size is not known, so it was not checked whether it fits: set model.parameters, such as 8B, or put the"
     " size into the folder's name"
 )
+NOT_NAMED: Final = "accelerator.types does not name it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ def _too_large(gpu_class: GpuClass, need: Need, format_: Format) -> Rejected:
     gpus = math.ceil(need.total_bytes / memory)
     per_node = max(m.gpus_per_node for m in gpu_class.members)
     numbers = f"{format_} needs {need.text} and one has {gib_text(memory)}"
-    if per_node >= gpus:
+    # Slices and shared GPUs cannot work together.
+    if per_node >= gpus and not gpu_class.gpu.suffix:
         why = f"{numbers}; {gpus} GPUs of one node would do, but this engine does not split a model over GPUs yet"
         return Rejected(gpu_class.name, Reason.NEEDS_SEVERAL_GPUS, why)
     return Rejected(gpu_class.name, Reason.DOES_NOT_FIT, numbers)
@@ -167,7 +169,7 @@ def _why_not(spec: InferenceEndpointSpec, found: Hardware) -> str | None:
     elif gpu.vendor != accelerator.kind:
         return ""
     if accelerator.types and not gpu.words & set(accelerator.types):
-        return "accelerator.types does not name it"
+        return NOT_NAMED
     if gpu.sharers > 1 and accelerator.resource_name is None and not accelerator.types:
         return f"{gpu.sharers} pods share it; name it in accelerator.types to use it"
     if accelerator.min_memory is not None:
@@ -290,7 +292,7 @@ def _no_choice(spec: InferenceEndpointSpec, hardware: Sequence[Hardware], reject
         counts[found.gpu.name] = counts.get(found.gpu.name, 0) + found.num_gpus
     there = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items())) or "none"
     wanted = f"No {spec.accelerator.resource_name or spec.accelerator.kind} GPU can serve this"
-    words = "; ".join(f"{s.name}: {s.reason}" for s in skipped)
+    words = "; ".join(f"{s.name}: {s.reason}" for s in skipped if s.reason != NOT_NAMED)
     parts = (wanted, f"There are: {there}", words, _REMEDIES.get(reason, ""))
     return NoChoice(reason, ". ".join(part for part in parts if part), skipped)
 

@@ -126,6 +126,7 @@ def test_a_wrong_type_is_answered_with_those_that_are_there() -> None:
     assert no.reason is Reason.NO_SUCH_GPU
     assert "There are: l4 (2), t4 (1)" in no.message
     assert "l40z: no GPU of that name is known; did you mean" in no.message
+    assert "accelerator.types does not name it" not in no.message, "that is all of them"
     absent = refused([gpu_node("l4")], accelerator={"types": ["h100"]})
     assert "h100: no node and no declared pool has it" in absent.message
     half = chosen([gpu_node("l4")], accelerator={"types": ["h1oo", "l4"]})
@@ -188,7 +189,8 @@ def test_shared_gpus_are_taken_only_where_asked_for_and_count_a_part_each() -> N
     assert small.gpu_class == "l4-shared"
     assert "of 5.6 GiB" in small.reason, "a quarter of 22.5 GiB"
     large = refused([node], accelerator={"types": ["l4-shared"]})
-    assert large.reason is Reason.NEEDS_SEVERAL_GPUS or "one has 5.6 GiB" in large.message
+    assert large.reason is Reason.DOES_NOT_FIT, "parts of GPUs cannot work together"
+    assert "one has 5.6 GiB" in large.message
 
 
 def test_taints_and_selectors_keep_out() -> None:
@@ -223,6 +225,8 @@ def test_several_gpus_are_refused_with_the_numbers() -> None:
     assert large.reason is Reason.NEEDS_SEVERAL_GPUS
     assert "fp8 needs 392.3 GiB" in large.message
     assert "one has 79.6 GiB; 5 GPUs of one node would do, but this engine does not split a model" in large.message
+    slices = refused([gpu_node("a100-mig", count=7)])
+    assert (slices.reason, "7 GPUs" in slices.message) == (Reason.DOES_NOT_FIT, False)
     few = refused([gpu_node("h100", count=4)], "pvc://models/llama-3.1-405b")
     assert few.reason is Reason.DOES_NOT_FIT
 

@@ -72,9 +72,9 @@ async def live_endpoint(rig: OperatorRig) -> Raw:
     return live
 
 
-async def settled(rig: OperatorRig) -> dict[str, tuple[str, str]]:
+async def settled(rig: OperatorRig, reason: str = "ScaledToZero") -> dict[str, tuple[str, str]]:
     """Once nothing has been written for a while: uid and resourceVersion of every child."""
-    await rig.settled("tiny", "ScaledToZero")
+    await rig.settled("tiny", reason)
     while True:
         before, version = await identities(rig), (await live_endpoint(rig))["metadata"]["resourceVersion"]
         await asyncio.sleep(0.6)
@@ -258,23 +258,30 @@ async def test_the_tools_read_the_real_status(rig: OperatorRig) -> None:
 
 
 async def test_replace_by_force_is_another_endpoint_with_children_of_its_own(rig: OperatorRig) -> None:
-    body = manifest(rig)
+    """Also in the midst of service: nothing of the old one is left, and nothing is there twice."""
+    body = manifest(rig, scaling={"minReplicas": 1, "maxReplicas": 1})
     async with rig.operator():
         await kubectl(rig, "apply", body=body)
-        before = await settled(rig)
+        (serving,) = await rig.pods("tiny")
+        await rig.set_pod(serving, ready=True)
+        before = await settled(rig, "Serving")
         old = await live_endpoint(rig)
         await kubectl(rig, "replace", "--force", body=body)
         new = await live_endpoint(rig)
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
 
-        async def is_taken_over() -> bool:
+        async def is_taken_over() -> list[Raw] | None:
+            await rig.end_pods("tiny")
             found = await children(rig)
             owners = {live["metadata"]["ownerReferences"][0]["uid"] for live in found.values()}
-            return found.keys() == before.keys() and owners == {new["metadata"]["uid"]}
+            is_all_new = found.keys() == before.keys() and owners == {new["metadata"]["uid"]}
+            pods = await rig.list(PODS)
+            is_one = len(pods) == 1 and pods[0]["metadata"]["uid"] != serving["metadata"]["uid"]
+            return pods if is_all_new and is_one else None
 
-        await eventually(is_taken_over, "children of the new endpoint alone", PATIENCE_S)
-        after = await settled(rig)
+        (pod,) = await eventually(is_taken_over, "children of the new endpoint alone, and one engine", PATIENCE_S)
+        await rig.set_pod(pod, ready=True)
+        after = await settled(rig, "Serving")
         assert not {uid for uid, _ in before.values()} & {uid for uid, _ in after.values()}
         assert (await live_endpoint(rig))["metadata"]["uid"] == new["metadata"]["uid"]
-        assert not await rig.list(PODS), "nothing was woken"
     assert writes_of_spec(rig) == []

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from emberline_contract.conditions import Reason
+from emberline_contract.conditions import ConditionType, Reason
 from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.choice import Choice
 from emberline_operator.decision import Decision
 from emberline_operator.desired.deployment import Strategy, strategy_of
 from emberline_operator.desired.template import signature
@@ -74,13 +75,14 @@ def judge_rollout(
     """What the Deployment's strategy is to be, and how its roll-out stands. `template` is the one that it is to have."""
     if live is None:
         return Rollout(_first_strategy(spec), message="the Deployment is being created", is_over=False)
-    pods = _sort([pod for pod in seen.pods if pod.region == region], template)
+    pods = _sort(_in(region, seen), template)
     before = strategy_of(live)
-    was_over = _is_over(live, _sort([pod for pod in seen.pods if pod.region == region], live["spec"]["template"]))
+    was_over = _is_over(live, _sort(_in(region, seen), live["spec"]["template"]))
     if signature(live["spec"]["template"]) != signature(template):
         if not pods.old and replicas_of(live) == 0:
             return Rollout(before, message="the newest template is being written; nothing runs", is_over=False)
-        strategy = _start(spec, seen, region, template, decision, before if not was_over else None)
+        under_way = None if was_over else before
+        strategy = _start(spec, seen, region, template, decision, replicas=replicas_of(live), under_way=under_way)
         return Rollout(strategy, message="the newest template is being written", is_over=False)
     if was_over:
         return Rollout(before)
@@ -105,6 +107,10 @@ class _Course:
         """Whether an engine needs GPUs."""
         return bool(self.decision.choice.resource_name)
 
+    def would_have_room_by(self, pod: PodState) -> bool:
+        """Whether the new engine could run where the pod is, once that has ended."""
+        return _makes_room(pod, self.template, self.decision.choice, self.spec.accelerator.count, self.seen)
+
 
 def _first_strategy(spec: InferenceEndpointSpec) -> Strategy:
     if spec.rollout.strategy != "Auto":
@@ -118,6 +124,8 @@ def _start(
     region: str,
     template: Json,
     decision: Decision,
+    *,
+    replicas: int,
     under_way: Strategy | None,
 ) -> Strategy:
     """Of a roll-out that begins now; `under_way` is the strategy of one that it cuts in on."""
@@ -129,6 +137,10 @@ def _start(
         return "Surge"
     choice, count = decision.choice, spec.accelerator.count
     places = num_free_places(template, choice, count, seen) + num_pool_places(template, choice, count, region, seen)
+    # Of its own engines those that are ending, that never got ready or are more than wanted leave their places to it, without
+    # that one which must serve is stopped.
+    own = [pod for pod in _in(region, seen) if _makes_room(pod, template, choice, count, seen)]
+    places += len(own) - min(sum(pod.is_routable for pod in own), replicas)
     # Each other endpoint that surges now may take one of them: the one that came first has it.
     return "Surge" if places > num_rivals(template, choice, count, region, seen) else "Drain"
 
@@ -156,7 +168,7 @@ def _blocked(course: _Course, rollout: Rollout, refused: tuple[datetime, str] | 
     if course.pods.waiting:
         waiting = min(course.pods.waiting, key=lambda pod: pod.unschedulable_since or course.now)
         since, words = waiting.unschedulable_since or course.now, f"pod {waiting.name}: {waiting.unschedulable}"
-        leaving = [pod for pod in course.pods.leaving if _makes_room(course, pod)]
+        leaving = [pod for pod in course.pods.leaving if course.would_have_room_by(pod)]
         if leaving:
             return replace(rollout, reason=Reason.WAITING_FOR_DRAIN, message=_drain_message(waiting, leaving))
         reason = Reason.WAITING_FOR_GPU if course.wants_gpu else Reason.UNSCHEDULABLE
@@ -166,6 +178,12 @@ def _blocked(course: _Course, rollout: Rollout, refused: tuple[datetime, str] | 
         reason = Reason.PODS_NOT_CREATED
         if course.pods.leaving and _QUOTA in words:
             return replace(rollout, reason=Reason.WAITING_FOR_DRAIN, message=_drain_message(None, course.pods.leaving))
+    told = _told(course.seen)
+    if told.get("reason") == Reason.WAITING_FOR_DRAIN.value:
+        # Nothing drains any more: the scheduler is about to see the place, and its time begins anew with this turn of the condition.
+        message = "an older engine has ended; the new one is about to take its place"
+        return replace(rollout, message=message, check_in_s=course.patience_s)
+    since = max(since, time_of(told["lastTransitionTime"])) if told else since
     left_s = (since + timedelta(seconds=_patience_s(course)) - course.now).total_seconds()
     if rollout.strategy == "Drain" or not _would_help(course, words):
         return replace(rollout, reason=reason, message=f"{words}. {_remedy(course)}")
@@ -192,18 +210,15 @@ def _would_help(course: _Course, words: str) -> bool:
     """Whether the new engine could take the place of one that is stopped: never stop what serves for nothing."""
     if not course.pods.waiting and _QUOTA not in words:
         return False
-    return any(_makes_room(course, pod) for pod in course.pods.dispensable)
+    return any(course.would_have_room_by(pod) for pod in course.pods.dispensable)
 
 
-def _makes_room(course: _Course, pod: PodState) -> bool:
-    """Whether the new engine could run where the pod is."""
-    node = course.seen.nodes.get(pod.node)
-    if node is None:
+def _makes_room(pod: PodState, template: Json, choice: Choice, count: int, seen: Snapshot) -> bool:
+    """Whether an engine of the template could run where the pod is, once that has ended."""
+    node = seen.nodes.get(pod.node)
+    if node is None or (choice.resource_name and pod.gpus.get(choice.resource_name, 0) < count):
         return False
-    choice = course.decision.choice
-    if choice.resource_name and pod.gpus.get(choice.resource_name, 0) < course.spec.accelerator.count:
-        return False
-    return could_run(course.template, choice, course.spec.accelerator.count, node)
+    return could_run(template, choice, count, node)
 
 
 def _drain_message(waiting: PodState | None, leaving: Sequence[PodState]) -> str:
@@ -222,6 +237,16 @@ def _remedy(course: _Course) -> str:
 def _progress(pods: _Pods) -> str:
     num_ready = sum(pod.is_routable for pod in pods.new)
     return f"{num_ready} engines of the newest template are ready, {len(pods.old)} older ones are still to be replaced"
+
+
+def _told(seen: Snapshot) -> Json:
+    """The condition RolloutBlocked as the last pass has left it; empty if there is none."""
+    conditions = seen.endpoint.get("status", {}).get("conditions", ())
+    return next((c for c in conditions if c["type"] == ConditionType.ROLLOUT_BLOCKED.value), {})
+
+
+def _in(region: str, seen: Snapshot) -> list[PodState]:
+    return [pod for pod in seen.pods if pod.region == region]
 
 
 def _sort(pods: Sequence[PodState], template: Json) -> _Pods:

@@ -45,6 +45,8 @@ class Case:
         self.pods: list[PodState] = []
         self.nodes = [gpu_node()]
         self.regions: Raw = {}
+        self.told: Raw = {}
+        """RolloutBlocked in the live status."""
         self.surging: dict[tuple[str, str], tuple[Raw, ...]] = {}
 
     def template(self, configmap: str) -> Raw:
@@ -84,7 +86,7 @@ class Case:
                     on_node = in_use.setdefault(pod.node, {})
                     on_node[resource] = on_node.get(resource, 0) + count
         seen = Snapshot(
-            endpoint=make_endpoint(),
+            endpoint=make_endpoint(status={"conditions": [self.told]} if self.told else None),
             regions=self.regions,
             pods=tuple(self.pods),
             nodes={node.name: node for node in self.nodes},
@@ -143,11 +145,18 @@ def test_a_rollout_surges_where_a_gpu_of_the_class_seems_free(what: str, nodes: 
     assert (judged.reason, judged.is_over) == (Reason.NOT_BLOCKED, False)
 
 
-def test_a_terminating_engine_holds_its_gpu_still() -> None:
+def test_a_terminating_engine_holds_its_gpu_still_and_leaves_it_to_its_own_endpoint() -> None:
     case = serving()
     case.nodes = [gpu_node(gpus=2)]
-    case.pod("leaving", case.old, node="node-1", terminating=True)
+    leaving = case.pod("leaving", case.old, node="node-1", terminating=True)
+    assert case.judge().strategy == "Surge", "what serves goes on until the new engine has that place"
+    case.surging = {("team", "other"): (case.new,)}
     assert case.judge().strategy == "Drain"
+    case.surging = {}
+    case.pods[-1] = replace(leaving, region="another endpoint's")
+    assert case.judge().strategy == "Drain"
+    case.pods[-1] = replace(leaving, terminating=False, template_hash="an edit before this one")
+    assert case.judge().strategy == "Surge", "one that was not ready is stopped first"
 
 
 def test_several_gpus_an_engine_must_be_free_on_one_node() -> None:
@@ -359,6 +368,26 @@ def test_while_an_engine_drains_no_other_one_is_stopped_for_the_same_new_engine(
     case.stuck(3600)
     judged = case.judge()
     assert (judged.strategy, judged.reason) == ("Surge", Reason.WAITING_FOR_DRAIN)
+
+
+def told(reason: Reason, age_s: float) -> Raw:
+    since = time_text(NOW - timedelta(seconds=age_s))
+    status = "False" if reason is Reason.NOT_BLOCKED else "True"
+    return {"type": "RolloutBlocked", "status": status, "reason": reason.value, "lastTransitionTime": since}
+
+
+def test_when_a_drain_is_over_the_scheduler_is_given_its_time() -> None:
+    case = rolling()
+    case.stuck(3600)
+    case.told = told(Reason.WAITING_FOR_DRAIN, 3600)
+    judged = case.judge()
+    assert (judged.strategy, judged.reason, judged.check_in_s) == ("Surge", Reason.NOT_BLOCKED, 30)
+    case.told = told(Reason.NOT_BLOCKED, 10)
+    judged = case.judge()
+    assert (judged.strategy, judged.reason) == ("Surge", Reason.WAITING_FOR_GPU)
+    assert judged.check_in_s == pytest.approx(20, abs=1)
+    case.told = told(Reason.WAITING_FOR_GPU, 31)
+    assert case.judge().strategy == "Drain"
 
 
 def test_an_engine_on_a_lost_node_frees_nothing_by_ending() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 from emberline_operator.choice import Expression, Term
@@ -88,11 +87,9 @@ class GpuClass:
 
     def terms(self, need_bytes: int, table: GpuTable) -> tuple[Term, ...]:
         """Alternatives that a node must satisfy one of, to be of this class and to have `need_bytes` of memory."""
-        if self.is_pool:
-            return tuple(dict.fromkeys(_selector(m) for m in self.members))
         found: list[Term] = []
         for member in self.members:
-            found += _terms_of(self, member, need_bytes, table)
+            found += (_selector(member),) if self.is_pool else _terms_of(self, member, need_bytes, table)
         return tuple(sorted(dict.fromkeys(found), key=repr))
 
 
@@ -109,24 +106,24 @@ def classes_of(hardware: Iterable[Hardware], types: Sequence[str]) -> tuple[GpuC
 
 
 def _group(hardware: Iterable[Hardware], word: str) -> tuple[GpuClass, ...]:
-    ordered = sorted(hardware, key=_key)
-    groups = (tuple(members) for _, members in groupby(ordered, key=_key))
-    return tuple(GpuClass(generation_of(m[0].gpu.compute), _size(m[0].gpu), m, word) for m in groups)
+    groups: dict[tuple[object, ...], list[Hardware]] = {}
+    for found in hardware:
+        groups.setdefault(_key(found), []).append(found)
+    return tuple(
+        GpuClass(generation_of(members[0].gpu.compute), _size(members[0].gpu), tuple(members), word)
+        for members in groups.values()
+    )
 
 
 def _key(hardware: Hardware) -> tuple[object, ...]:
     """What makes two GPUs one class. A pool is a class of its own unless another one is the same and costs the same."""
     gpu = hardware.gpu
     generation, size = generation_of(gpu.compute), _size(gpu)
-    pool = (
-        hardware.is_pool,
-        repr(hardware.price_per_gpu) if hardware.is_pool else "",
-        gpu.name if hardware.is_pool else "",
-    )
+    pool = (hardware.price_per_gpu, gpu.name) if hardware.is_pool else ()
     # What no number tells is told by its product.
     product = "" if generation.terms and size else gpu.name
     kind = (gpu.vendor, gpu.resource_name, gpu.slice_profile, gpu.sharers)
-    return (*kind, generation.name, size.low_mib if size else -1, *pool, product)
+    return (*kind, generation.name, size, pool, product)
 
 
 def _size(gpu: Gpu) -> Size | None:

@@ -80,6 +80,19 @@ def test_nodes_that_cannot_take_pods_now_come_last() -> None:
     nodes = [gpu_node("l4", is_ready=False), gpu_node("t4", is_cordoned=True), gpu_node("a100")]
     assert chosen(nodes).gpu_class == "a100-80"
     assert chosen(nodes[:1]).gpu_class == "l4", "decided all the same; the pods wait"
+    assert chosen(nodes, max_replicas=4).gpu_class == "a100-80", "one engine is better than none"
+
+
+def test_hardware_that_nobody_knows_comes_last() -> None:
+    assert chosen([labelled_node({}), gpu_node("t4")]).gpu_class == "t4", "although it must be int8 there"
+
+
+def test_the_faster_memory_decides_where_nothing_else_does() -> None:
+    ada = {"computeCapability": "8.9", "memory": "24Gi"}
+    pools = [pool("a", type="l4", **ada), pool("b", type="rtx-4090", **ada)]
+    choice = chosen([], pools=pools)
+    assert choice.gpu_class == "rtx-4090 (pool b)"
+    assert skipped(choice) == {"l4 (pool a)": "rtx-4090 (pool b) goes first: its memory is slower"}
 
 
 def test_the_cheapest_pool_of_those_that_do_equally_well() -> None:

@@ -51,7 +51,7 @@ def decide(seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
 def _accepted(found: Findings, accepted: Accepted, seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
     placements = place(accepted.spec, seen, make_table(install.gpu_labels), now)
     found = replace(found, residency=judge(accepted.spec, seen, placements, now))
-    heir = _heir(seen, placements)
+    heir = None if accepted.spec.scaling.via == "External" else _heir(seen, placements)
     desired = [
         make_desired(seen, accepted, placement, install, now, takes_over=placement.region == heir)
         for placement in placements
@@ -89,7 +89,12 @@ def _rejected(found: Findings, rejection: Rejection, now: datetime, again_s: flo
         found,
         rejection=rejection,
         regions=tuple(
-            RegionFindings(name, None, deployment, tuple(pod for pod in seen.pods if pod.region == name))
+            RegionFindings(
+                name,
+                decision=record_of(deployment, name),
+                deployment=deployment,
+                pods=tuple(pod for pod in seen.pods if pod.region == name),
+            )
             for name, deployment in live.items()
         ),
     )
@@ -146,9 +151,8 @@ def _answers(seen: Snapshot, placements: Sequence[RegionPlacement]) -> bool:
 
 
 def _bare(placement: RegionPlacement, seen: Snapshot) -> RegionFindings:
-    return RegionFindings(
-        placement.region, placement, pods=tuple(pod for pod in seen.pods if pod.region == placement.region)
-    )
+    pods = tuple(pod for pod in seen.pods if pod.region == placement.region)
+    return RegionFindings(placement.region, placement, placement.decision, pods=pods)
 
 
 def _taken(strangers: Mapping[Ref, str]) -> Rejection:

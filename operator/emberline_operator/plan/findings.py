@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.accept import Rejection
 from emberline_operator.choice import Choice
-from emberline_operator.decision import RegionPlacement, ResidencyVerdict
+from emberline_operator.decision import Decision, RegionPlacement, ResidencyVerdict
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.rollout import Rollout
 from emberline_operator.plan.scaling import ScalePlan
@@ -22,7 +22,9 @@ class RegionFindings:
 
     name: str
     placement: RegionPlacement | None = None
-    """None: the spec could not be read."""
+    """None: the spec cannot be acted on."""
+    decision: Decision | None = None
+    """What was decided there, also if it cannot be acted on now."""
     deployment: Json | None = None
     """The live one."""
     pods: tuple[PodState, ...] = ()
@@ -42,6 +44,11 @@ class RegionFindings:
         return sum(not pod.terminating for pod in self.pods)
 
     @property
+    def lives(self) -> bool:
+        """Whether an engine has a node and is not about to end."""
+        return any(pod.node and not pod.terminating for pod in self.pods)
+
+    @property
     def num_ready(self) -> int:
         """Engines that can answer."""
         return sum(pod.is_routable for pod in self.pods)
@@ -54,8 +61,7 @@ class RegionFindings:
     @property
     def choice(self) -> Choice | None:
         """What was decided there."""
-        decision = self.placement.decision if self.placement else None
-        return decision.choice if decision else None
+        return self.decision.choice if self.decision else None
 
 
 @dataclass(frozen=True, slots=True)

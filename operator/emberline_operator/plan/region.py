@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from emberline_contract.resources import InferenceEndpointSpec
@@ -46,12 +46,13 @@ def plan_region(case: Case, placement: RegionPlacement, desired: Desired, *, tak
     found = RegionFindings(
         placement.region,
         placement,
+        placement.decision,
         live,
         tuple(pod for pod in seen.pods if pod.region == placement.region),
         is_template_new(desired, live),
         desired.rollout,
     )
-    if not placement.is_wanted and (case.answers or not found.num_alive):
+    if not placement.is_wanted and (case.answers or not found.lives):
         return RegionPlan(found, remove_region(placement.region, seen), placement.check_in_s)
     children = plan_children(desired, seen)
     check_in_s = soonest(placement.check_in_s, desired.rollout.check_in_s if desired.rollout else None)
@@ -72,7 +73,7 @@ def plan_region(case: Case, placement: RegionPlacement, desired: Desired, *, tak
     if isinstance(costs, Ask):
         return costs
     check_in_s = soonest(check_in_s, scaled.check_in_s, costs.check_in_s)
-    return RegionPlan(_scaled(found, scaled), (*actions, *costs.actions), check_in_s)
+    return RegionPlan(replace(found, scale=scaled), (*actions, *costs.actions), check_in_s)
 
 
 def soonest(*times_s: float | None) -> float | None:
@@ -85,9 +86,3 @@ def _take_over(live: Json, scaled: ScalePlan, *, wanted: bool) -> tuple[Action, 
     if not wanted or replicas_of(live) > 0 or any(isinstance(action, Scale | Sleep) for action in scaled.actions):
         return ()
     return (scale_to(live, 1, "engines of a region that the endpoint has left go on until one answers here"),)
-
-
-def _scaled(found: RegionFindings, scaled: ScalePlan) -> RegionFindings:
-    return RegionFindings(
-        found.name, found.placement, found.deployment, found.pods, found.is_template_new, found.rollout, scaled
-    )

@@ -170,6 +170,26 @@ def test_a_new_region_that_slept_already_is_woken() -> None:
     assert (scale.ref.name, scale.replicas) == ("tiny--us-1", 1)
 
 
+def test_an_endpoint_that_is_stopped_while_it_moves_starts_nothing() -> None:
+    store = world("eu-1", scaling={"via": "External"}, replicas=1)
+    store.settle()
+    store.pods = (pod_in(store, "eu-1"),)
+    moved(store, "us-1", scaling={"via": "External"}, replicas=0)
+    store.settle()
+    assert store.children[Ref("Deployment", "tiny--us-1")]["spec"]["replicas"] == 0
+    store.pods = ()
+    store.settle()
+    assert not [ref for ref in store.children if ref.name.startswith("tiny--eu-1")]
+
+
+def test_engines_that_found_no_node_hold_up_no_move() -> None:
+    store = world("eu-1", scaling={"minReplicas": 1})
+    store.settle()
+    store.pods = (make_pod_state("p", region="eu-1", unschedulable="0/3 nodes"),)
+    moved(store, "us-1")
+    assert any(isinstance(action, Delete) for action in store.decide().actions)
+
+
 def test_a_spec_change_touches_no_pod_of_a_left_region() -> None:
     store = world("eu-1")
     store.settle()
@@ -219,7 +239,10 @@ def test_a_spec_that_cannot_be_read_still_keeps_engines_inside() -> None:
     store.pods = (pod_in(store, "eu-1"),)
     store.settle()
     store.endpoint["spec"]["scaling"] = {"idleAfter": "soon"}
-    assert store.decide().actions == (), "all is where it should be"
+    plan = store.decide()
+    assert plan.actions == (), "all is where it should be"
+    assert plan.status["precision"]["format"] == "bf16", "what runs is still told"
+    assert regions_of(plan)["eu-1"] == {"name": "eu-1", "desired": 1, "ready": 1}
     store.nodes["n-eu-1"] = NodeState("n-eu-1", labels("us-1"))
     plan = store.decide()
     (evict,) = plan.actions

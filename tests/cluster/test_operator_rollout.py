@@ -326,7 +326,7 @@ async def test_an_engine_that_cannot_start_leaves_the_old_one_serving(rig: Opera
         await rig.set_pod(new, state=waiting, lastState={"terminated": ended})
         message = await blocked(rig, "NewEngineFails")
         assert "no config.json in /models" in message
-        assert "1 older engines go on serving" in message
+        assert "one older engine goes on serving" in message
         live = await rig.get(ENDPOINTS, "tiny")
         assert live is not None
         assert condition(live, "Ready")["status"] == "True"

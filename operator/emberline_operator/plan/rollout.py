@@ -154,7 +154,8 @@ def _under_way(course: _Course) -> Rollout:
     failing = next((pod for pod in pods.new if pod.failure), None)
     if failing is not None:
         num_left = sum(pod.is_routable for pod in pods.old)
-        serving = f"{num_left} older engines go on serving" if num_left else "no older engine is left to serve"
+        older = f"{num_left} older engines go on serving" if num_left > 1 else "one older engine goes on serving"
+        serving = older if num_left else "no older engine is left to serve"
         message = f"pod {failing.name}: {failing.failure}; {serving}. Correct the spec, or put back what it was"
         return replace(rollout, reason=Reason.NEW_ENGINE_FAILS, message=message)
     refused = _refusal(course.live)

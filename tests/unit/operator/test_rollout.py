@@ -411,7 +411,7 @@ def test_a_new_engine_that_fails_says_so_in_its_own_words_and_turns_nothing_roun
     judged = case.judge()
     assert (judged.strategy, judged.reason) == ("Surge", Reason.NEW_ENGINE_FAILS)
     assert "exit code 2: no config.json" in judged.message
-    assert "1 older engines go on serving" in judged.message
+    assert "one older engine goes on serving" in judged.message
     case.pods = [pod for pod in case.pods if pod.name != "old-1"]
     assert "no older engine is left" in case.judge().message
 

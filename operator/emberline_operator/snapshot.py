@@ -221,8 +221,14 @@ _GPU_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/")
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether a resource of a node or pod is GPUs: whole ones, shared ones or slices."""
-    return resource.startswith(_GPU_PREFIXES)
+    """Whether a resource of a node or pod is GPUs: whole ones, shared ones or slices, also by a name of somebody's own."""
+    domain, _, name = resource.rpartition("/")
+    return resource.startswith(_GPU_PREFIXES) or (bool(domain) and "gpu" in name)
+
+
+def _whole_gpus(resources: Mapping[str, str]) -> dict[str, int]:
+    """How many of each; what is no plain number (such as a share of memory) is no count of GPUs."""
+    return {name: int(count) for name, count in resources.items() if is_gpu(name) and str(count).isdecimal()}
 
 
 def read_node(node: Json) -> NodeState:
@@ -233,7 +239,7 @@ def read_node(node: Json) -> NodeState:
     return NodeState(
         name=metadata["name"],
         labels=metadata.get("labels", {}),
-        gpus={name: int(count) for name, count in status.get("allocatable", {}).items() if is_gpu(name)},
+        gpus=_whole_gpus(status.get("allocatable", {})),
         taints=tuple(Taint(taint["key"], taint.get("value", ""), taint["effect"]) for taint in taints),
         is_ready=ready.get("status") == "True",
         is_cordoned=bool(spec.get("unschedulable")),
@@ -284,7 +290,7 @@ def _gpus(spec: Json) -> dict[str, int]:
     requested: Counter[str] = Counter()
     for container in spec.get("containers", ()):
         limits = container.get("resources", {}).get("limits", {})
-        requested.update({name: int(count) for name, count in limits.items() if is_gpu(name)})
+        requested.update(_whole_gpus(limits))
     return dict(requested)
 
 

@@ -166,7 +166,7 @@ def _why_not(spec: InferenceEndpointSpec, found: Hardware) -> str | None:
             return (
                 f"it is published as {gpu.resource_name}, and accelerator.resourceName is {accelerator.resource_name}"
             )
-    elif gpu.vendor != accelerator.kind:
+    elif gpu.vendor != accelerator.kind or not (gpu.is_usual or found.is_pool):
         return ""
     if accelerator.types and not gpu.words & set(accelerator.types):
         return NOT_NAMED

@@ -32,6 +32,8 @@ GKE_CLIENTS: Final = "cloud.google.com/gke-max-shared-clients-per-gpu"
 SHARED_RESOURCE_SUFFIX: Final = ".shared"
 """A GPU that several pods use at once, where the device plugin renames it."""
 MIG_RESOURCE_PREFIX: Final = "nvidia.com/mig-"
+USUAL_RESOURCES: Final = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu")
+"""What device plugins publish by themselves; others are used only where `accelerator.resourceName` names them."""
 SLICE_MEMORY_SHARE: Final = 0.9
 """What a driver reports of a slice's nominal memory at least; for nodes whose labels say the profile and no memory."""
 
@@ -71,6 +73,11 @@ class Gpu:
             else "unlabelled"
         )
         return (self.model.name if self.model else type_word(self.product) or by_number) + self.suffix
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether its resource is one that device plugins publish by themselves."""
+        return USUAL_RESOURCES.fullmatch(self.resource_name) is not None
 
     @property
     def suffix(self) -> str:

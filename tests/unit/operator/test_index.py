@@ -84,6 +84,13 @@ def test_a_node_is_read() -> None:
     )
 
 
+def test_what_is_no_count_of_gpus_is_passed_over() -> None:
+    allocatable = {"cpu": "64", GPU: "8", "nvidia.com/mig-1g.10gb": "2", "example.com/gpu": "1", "nvidia.com/gpumem": "80k",
+                   "nvidia.com/hostdev": "4", "hugepages-2Mi": "0"}  # fmt: skip
+    node_state = read_node({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}})
+    assert node_state.gpus == {GPU: 8, "nvidia.com/mig-1g.10gb": 2, "example.com/gpu": 1}
+
+
 def test_a_heartbeat_is_no_news_and_concerns_nobody() -> None:
     caches = Caches()
     node(caches, "a")

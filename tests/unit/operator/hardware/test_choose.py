@@ -193,6 +193,15 @@ def test_another_resource_is_taken_where_it_is_asked_for() -> None:
     assert chosen([mixed], small, max_replicas=4).resource_name == "nvidia.com/mig-1g.10gb", "one whole GPU is too few"
 
 
+def test_a_resource_of_somebody_s_own_is_taken_only_where_it_is_asked_for() -> None:
+    labels = dict(gpu_node("l4").labels)
+    own = labelled_node(labels, resource="example.com/gpu")
+    assert refused([own]).reason is Reason.NO_SUCH_GPU
+    choice = chosen([own], accelerator={"resourceName": "example.com/gpu"})
+    assert (choice.gpu_class, choice.resource_name, choice.format) == ("l4", "example.com/gpu", "fp8")
+    assert chosen([], pools=[pool(resourceName="example.com/gpu")]).resource_name == "example.com/gpu"
+
+
 def test_shared_gpus_are_taken_only_where_asked_for_and_count_a_part_each() -> None:
     node = gpu_node("l4-shared")
     no = refused([node])

@@ -23,6 +23,8 @@ from emberline_operator.plan.room import could_run, num_free_places, num_pool_pl
 from emberline_operator.snapshot import Json, PodState, Snapshot, time_of, time_text
 
 PATIENCE_S: Final = 30.0
+OVERDUE_S: Final = 60.0
+"""An engine that is still there so long after its end has an end that nobody can foretell: a node's trouble, not a drain."""
 _COMPLETE: Final = "NewReplicaSetAvailable"
 _QUOTA: Final = "exceeded quota"
 
@@ -108,7 +110,9 @@ class _Course:
         return bool(self.decision.choice.resource_name)
 
     def would_have_room_by(self, pod: PodState) -> bool:
-        """Whether the new engine could run where the pod is, once that has ended."""
+        """Whether the new engine could run where the pod is, once that has ended; not if it does not end when it should."""
+        if pod.ends_by is not None and self.now > pod.ends_by + timedelta(seconds=OVERDUE_S):
+            return False
         return _makes_room(pod, self.template, self.decision.choice, self.spec.accelerator.count, self.seen)
 
 

@@ -153,10 +153,11 @@ async def test_demand_counts_held_and_dispatched_and_the_time_since() -> None:
         await eventually(lambda: len(at.engine.calls) == 3)
         busy = await at.demand()
         assert (busy["held"], busy["dispatched"], busy["idle_s"]) == (0, 3, 0)
+        assert list(busy["pods"].values()) == [3]
         at.engine.gate.set()
         assert await asyncio.gather(*answers) == [200] * 3
         done = await at.demand()
-        assert (done["held"], done["dispatched"]) == (0, 0)
+        assert (done["held"], done["dispatched"], done["pods"]) == (0, 0, {})
         assert 0 <= done["idle_s"] < first["idle_s"] + 2
 
 

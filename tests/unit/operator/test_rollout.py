@@ -390,6 +390,16 @@ def test_when_a_drain_is_over_the_scheduler_is_given_its_time() -> None:
     assert case.judge().strategy == "Drain"
 
 
+def test_an_engine_that_does_not_end_is_no_drain_that_others_wait_for() -> None:
+    case = rolling(replicas=2)
+    case.stuck(3600)
+    late = case.pod("late", case.old, node="node-1", terminating=True, ends_by=NOW - timedelta(seconds=50))
+    assert case.judge().reason is Reason.WAITING_FOR_DRAIN
+    case.pods[-1] = replace(late, ends_by=NOW - timedelta(seconds=70))
+    judged = case.judge()
+    assert (judged.strategy, judged.reason) == ("Drain", Reason.WAITING_FOR_GPU)
+
+
 def test_an_engine_on_a_lost_node_frees_nothing_by_ending() -> None:
     case = Case(strategy="Drain")
     case.roll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from support.region_rig import RegionRig, Sighting, region_rig
 pytestmark = pytest.mark.cluster
 Raw = dict[str, Any]
 L4 = PretendedGpus(product="NVIDIA-L4", count=8, memory_mib=23034, compute=(8, 9))
+PAGE = Path(__file__).parents[2] / "docs" / "regions.md"
 EVICTED_WITHIN_S = 10
 """What the design says of a contradiction."""
 
@@ -84,6 +86,13 @@ async def gone(pod: Sighting) -> None:
     await eventually(read, f"the pod on {pod.node} is gone")
 
 
+async def nobody(regions: RegionRig) -> None:
+    async def read() -> bool:
+        return not regions.alive()
+
+    await eventually(read, "no engine is anywhere")
+
+
 async def replicas(rig: OperatorRig, regions: RegionRig, region: str, count: int) -> None:
     async def read() -> bool:
         live = await rig.get(DEPLOYMENTS, names.child_name("tiny", regions.name(region)))
@@ -141,12 +150,10 @@ async def test_a_region_that_is_deleted_starts_nothing_is_emptied_after_the_grac
         await replicas(rig, regions, "eu", 2)
         for pod in pods:
             await gone(pod)
-            assert pod.leaving_s is not None
-            assert pod.leaving_s - began_s > 1.9, "they may go on for the grace"
+        # The ReplicaSet may have taken one of them for the surplus.
+        assert max(pod.leaving_s or 0 for pod in pods) - began_s > 1.9, "they may go on for the grace"
         await replicas(rig, regions, "eu", 0)
-        late = [pod for pod in regions.pods.values() if pod.node and pod not in pods]
-        for pod in late:
-            await gone(pod)
+        await nobody(regions)
         before = len(regions.pods)
         await regions.region("eu", "DE", "EU")
         await running(regions, "eu", 2)
@@ -181,7 +188,7 @@ async def test_regions_outside_get_nothing_and_one_that_turns_out_to_be_outside_
         await eventually(is_leaving, "the pod is stopped, and not by its own grace period of minutes")
         assert time.monotonic() - began_s < EVICTED_WITHIN_S
         await replicas(rig, regions, "eu", 0)
-        assert regions.alive() == []
+        await nobody(regions)
         await regions.change_region("eu", jurisdictions=["EU"])
         await running(regions, "eu")
         assert regions.on("us-1") == []
@@ -241,9 +248,13 @@ async def test_several_regions_at_once_have_engines_of_their_own(plane: TestPlan
         (here,), (there,) = await running(regions, "us"), await running(regions, "eu")
         assert short_name(regions, here) == "us-1"
         assert short_name(regions, there) in ("eu-1", "eu-2")
-        tiny = await rig.settled("tiny", "Serving")
-        told_of = [(one["name"], one["ready"]) for one in tiny["status"]["regions"]]
-        assert told_of == [(regions.name("us"), 1), (regions.name("eu"), 1)]
+
+        async def is_told() -> bool:
+            tiny = await rig.settled("tiny", "Serving")
+            told_of = [(one["name"], one["ready"]) for one in tiny["status"]["regions"]]
+            return told_of == [(regions.name("us"), 1), (regions.name("eu"), 1)]
+
+        await eventually(is_told, "status counts each region's engine, the first region first")
 
 
 async def test_nodes_that_come_go_or_change_change_no_template(plane: TestPlane, rig: OperatorRig) -> None:
@@ -296,3 +307,9 @@ async def test_nodes_that_come_go_or_change_change_no_template(plane: TestPlane,
         assert after["spec"]["template"] == before["spec"]["template"]
         assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
         assert regions.alive() == [pod]
+
+
+def test_the_how_tos_objects_are_accepted(plane: TestPlane) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    answer = plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin="---\n".join(blocks))
+    assert answer.count("created (server dry run)") == 3

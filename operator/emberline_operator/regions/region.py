@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from pydantic import ValidationError
@@ -15,7 +16,7 @@ from emberline_operator.hardware.taints import keeping_out
 from emberline_operator.snapshot import Json, NodeState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Region:
     """A region as it is now."""
 
@@ -23,7 +24,12 @@ class Region:
     node_labels: Mapping[str, str]
     """What its nodes carry; empty for the pseudo-region `default`."""
     jurisdictions: tuple[str, ...] = ()
-    pools: tuple[GpuPool, ...] = ()
+    pool_bodies: tuple[Json, ...] = ()
+
+    @cached_property
+    def pools(self) -> tuple[GpuPool, ...]:
+        """Hardware that may have no node yet. Read only where hardware is asked for: residency looks at regions pod by pod."""
+        return tuple(_pools(self.pool_bodies))
 
 
 def read_region(body: Json) -> Region:
@@ -33,7 +39,7 @@ def read_region(body: Json) -> Region:
         name,
         spec.get("nodeSelector") or {names.LABEL_TOPOLOGY_REGION: name},
         tuple(spec.get("jurisdictions", ())),
-        tuple(_pools(spec.get("gpuPools", ()))),
+        tuple(spec.get("gpuPools", ())),
     )
 
 

@@ -96,7 +96,7 @@ def _kept(case: _Case, live: Json | None, record: Decision) -> Outcome:
         has_moved=record.has_moved and _has_older_pods(case.seen, region.name, live),
     )
     if case.is_possible(record.choice):
-        return case.decided(replace(record, impossible_since=None))
+        return case.placed(replace(record, impossible_since=None))
     if case.is_cpu:
         return case.impossible(record, "engines wait until one can", None)
     since = record.impossible_since or now.replace(microsecond=0)
@@ -183,8 +183,12 @@ class _Case:
 
     def decided(self, decision: Decision) -> Outcome:
         """The decision, with the words for it."""
-        if not self.is_possible(decision.choice):
-            return self.impossible(decision, "engines wait until one can", None)
+        if self.is_possible(decision.choice):
+            return self.placed(decision)
+        return self.impossible(decision, "engines wait until one can", None)
+
+    def placed(self, decision: Decision) -> Outcome:
+        """The decision, which a node or pool can hold."""
         gpu = f"{decision.choice.gpu_class} " if decision.choice.gpu_class else ""
         if self.region.name == names.DEFAULT_REGION:
             words = f"no region was asked for; any {gpu}node will do"

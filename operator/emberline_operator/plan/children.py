@@ -41,6 +41,8 @@ class Desired:
     deployment: Json | None = None
     """None: there is none and none may be made."""
     rollout: Rollout | None = None
+    is_held_back: bool = False
+    """Whether engines of the newest generation would be others, and none may be started."""
     first_replicas: int = 0
     """What a Deployment that is created now begins with."""
 
@@ -68,7 +70,7 @@ def make_desired(
     if decision is None or (live is None and not (placement.may_start and placement.is_wanted)):
         return Desired(child, ())
     if placement.keeps_template and live is not None:
-        return _kept(child, live, decision)
+        return _kept(child, live, decision, accepted)
     spec = accepted.spec
     content = engine_config(child, spec, decision.choice).to_json()
     inputs = template_inputs(spec, decision)
@@ -98,19 +100,22 @@ def make_desired(
     is_made_from_it = configmap_of(template) == configmap_name(child, content)
     configmaps = (make_configmap(child, content),) if is_made_from_it else ()
     objects = (*configmaps, make_service(child), make_pdb(child), deployment)
-    return Desired(child, objects, deployment, rollout, first)
+    return Desired(child, objects, deployment, rollout, first_replicas=first)
 
 
-def _kept(child: Child, live: Json, decision: Decision) -> Desired:
+def _kept(child: Child, live: Json, decision: Decision, accepted: Accepted) -> Desired:
     """A region where no engine may be started: its Deployment stays as it is, but for the record of the decision."""
     fields = owned_fields(live, names.OPERATOR_MANAGER)
     body: Json = owned_part({key: live[key] for key in ("metadata", "spec")}, fields)
     if not body.get("spec") or not body.get("metadata"):
         return Desired(child, (), live)
+    recorded = live["metadata"].get("annotations", {}).get(names.ANNOTATION_TEMPLATE_INPUTS)
+    is_held_back = recorded != template_inputs(accepted.spec, decision)
     metadata = {**body["metadata"], "name": child.name, "namespace": child.namespace}
     metadata["annotations"] = {**metadata.get("annotations", {}), names.ANNOTATION_PLACEMENT: to_text(decision)}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body["spec"]}
-    return Desired(child, (make_service(child), make_pdb(child), deployment), deployment)
+    objects = (make_service(child), make_pdb(child), deployment)
+    return Desired(child, objects, deployment, is_held_back=is_held_back)
 
 
 def plan_children(desired: Desired, seen: Snapshot) -> tuple[Action, ...]:

@@ -30,6 +30,8 @@ class RegionFindings:
     pods: tuple[PodState, ...] = ()
     is_template_new: bool = False
     """Whether the desired pod template is not the live one yet."""
+    is_held_back: bool = False
+    """Whether engines of the newest generation would be others, and none may be started."""
     rollout: Rollout | None = None
     scale: ScalePlan | None = None
 

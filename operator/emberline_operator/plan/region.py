@@ -50,6 +50,7 @@ def plan_region(case: Case, placement: RegionPlacement, desired: Desired, *, tak
         live,
         tuple(pod for pod in seen.pods if pod.region == placement.region),
         is_template_new(desired, live),
+        desired.is_held_back,
         desired.rollout,
     )
     if not placement.is_wanted and (case.answers or not found.lives):

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from emberline_contract import names
+from emberline_operator.choice import Choice
 from emberline_operator.desired.child import Child
 from emberline_operator.plan.conditions import stamp
 from emberline_operator.plan.findings import Findings, RegionFindings
@@ -59,15 +60,20 @@ def _precision(regions: Sequence[RegionFindings]) -> Json | None:
         return None
     _, first = chosen[0]
     others = [
-        f"{name}: {choice.format} with KV cache {choice.kv_cache}"
+        f"{name}: {choice.format}, KV cache {_kv_type(choice)}"
         for name, choice in chosen[1:]
-        if (choice.format, choice.kv_cache) != (first.format, first.kv_cache)
+        if (choice.format, _kv_type(choice)) != (first.format, _kv_type(first))
     ]
     reason = f"{first.reason} (elsewhere {'; '.join(others)})" if others else first.reason
-    precision: Json = {"format": first.format, "kvCache": first.kv_cache, "reason": _cut(reason, MAX_MESSAGE)}
+    precision: Json = {"format": first.format, "kvCache": _kv_type(first), "reason": _cut(reason, MAX_MESSAGE)}
     if first.weight_bytes is not None:
         precision["weightBytes"] = first.weight_bytes
     return precision
+
+
+def _kv_type(choice: Choice) -> str:
+    """The KV cache's type, with `auto` put into words."""
+    return choice.dtype if choice.kv_cache == "auto" else choice.kv_cache
 
 
 def _region(region: RegionFindings) -> Json:

@@ -100,8 +100,14 @@ def _rollout_blocked(found: Findings) -> Verdict:
 
 def _reconciling(found: Findings, blocked: Verdict | None) -> Verdict | None:
     """While the newest generation is not in all engines. A wake or a sleep is no roll-out."""
-    if blocked is not None:
+    if found.rejection is not None:
         return None
+    left = [region.name for region in found.regions if not region.is_wanted and region.deployment is not None]
+    held_back = [region for region in found.regions if region.is_wanted and region.is_held_back and region.num_alive]
+    if held_back and held_back[0].placement is not None:
+        return _rolling_out(f"engines of the newest generation wait for a place: {held_back[0].placement.message}")
+    if blocked is not None:
+        return _left_behind(left)
     wanted = [region for region in found.regions if region.is_wanted]
     if any(region.is_template_new or region.deployment is None for region in wanted if _is_placed(region)):
         return _rolling_out("the newest generation is being written to the endpoint's objects")
@@ -112,11 +118,13 @@ def _reconciling(found: Findings, blocked: Verdict | None) -> Verdict | None:
     missing = sum(max(0, region.desired - region.num_alive) for region in rolling)
     if missing:
         return _rolling_out(f"{missing} engines of the newest generation are still to be created")
-    left = [region.name for region in found.regions if not region.is_wanted and region.deployment is not None]
-    if left:
-        message = f"engines in {', '.join(left)} go on until one of a region that the endpoint names answers"
-        return _rolling_out(message)
-    return None
+    return _left_behind(left)
+
+
+def _left_behind(regions: list[str]) -> Verdict | None:
+    if not regions:
+        return None
+    return _rolling_out(f"engines in {', '.join(regions)} go on until one of a region that the endpoint names answers")
 
 
 def _rolling_out(message: str) -> Verdict:

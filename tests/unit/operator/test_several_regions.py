@@ -284,6 +284,7 @@ def test_where_nothing_may_start_no_template_changes(change: Raw) -> None:
     assert live["replicas"] == 1, "and nothing is added"
     assert condition_of(plan, "Placed")["reason"] == "ResidencyUnknown"
     assert condition_of(plan, "Ready")["reason"] == "Serving"
+    assert "wait for a place" in condition_of(plan, "Reconciling")["message"], "what serves is not what was asked for"
     store.regions["eu-1"] = REGIONS["eu-1"]
     store.settle()
     live = store.children[Ref("Deployment", "tiny--eu-1")]["spec"]

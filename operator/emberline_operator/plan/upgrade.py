@@ -45,7 +45,8 @@ def adopt(seen: Snapshot, spec: InferenceEndpointSpec) -> Snapshot:
         region = find_region(seen.regions, name)
         if names.ANNOTATION_PLACEMENT in annotations or region is None:
             continue
-        if annotations.get(names.ANNOTATION_TEMPLATE_INPUTS) != first_inputs(spec, region):
+        inputs = annotations.get(names.ANNOTATION_TEMPLATE_INPUTS)
+        if inputs is None or inputs != first_inputs(spec, region):
             continue
         decision = _decision(spec, region)
         recorded = {

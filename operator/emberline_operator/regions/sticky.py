@@ -199,7 +199,7 @@ class _Case:
     def impossible(self, decision: Decision, then: str, check_in_s: float | None) -> Outcome:
         """The decision although nothing can hold it now."""
         choice = decision.choice
-        what = f"{choice.gpu_class} ({choice.format})" if choice.gpu_class else "CPU nodes"
+        what = f"{choice.gpu_class} ({choice.format})" if choice.gpu_class else choice.resource_name
         if self.able and not self.is_cpu:
             reason, words = Reason.NO_SUCH_GPU, f"no node or pool of {self.where} that can take pods has {what} now"
         elif self.nodes:

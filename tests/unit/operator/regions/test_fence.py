@@ -92,6 +92,16 @@ def test_an_edit_waits_until_it_is_known_again_where_the_region_is(absent: Raw) 
     assert template(store) != before
 
 
+def test_a_deployment_that_has_lost_all_annotations_gets_them_back_as_they_were() -> None:
+    # Its spec asks for what the first release did not know: it is not taken for one of that release.
+    store = serving(model={"source": "pvc://models/tiny", "parameters": "8B"})
+    before = store.children[EU_CHILD]
+    store.children[EU_CHILD] = {**before, "metadata": {**before["metadata"], "annotations": {}}}
+    assert store.settle().actions == ()
+    assert template(store) == before["spec"]["template"]
+    assert store.children[EU_CHILD]["metadata"]["annotations"] == before["metadata"]["annotations"]
+
+
 def test_a_new_selector_moves_the_engines() -> None:
     store = serving()
     store.regions = regions("EU", nodeSelector={"pool": "x"})

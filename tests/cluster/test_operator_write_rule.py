@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ import pytest_asyncio
 
 from emberline_contract import names
 from emberline_operator.cluster.api import APPLY, Api
-from emberline_operator.cluster.kinds import BY_KIND, ENDPOINTS, trimmed
+from emberline_operator.cluster.caches import Caches
+from emberline_operator.cluster.kinds import BY_KIND, ENDPOINTS, PODS, trimmed
+from emberline_operator.cluster.writes import Writer
+from emberline_operator.errors import ConflictError
 from emberline_operator.plan.ownership import needs_write, owned_fields
+from emberline_operator.snapshot import read_pod
 from support.every_field import BODIES, CHANGES, REMOVALS, changed, parent_of, without
 from support.operator_objects import fields_of
 from support.operator_rig import Raw, endpoint_yaml
@@ -107,3 +112,47 @@ def _value(live: Raw, path: str) -> Any:
         return node[last]
     except (KeyError, IndexError):
         return None
+
+
+async def test_writes_about_pods_and_endpoints_hit_what_was_decided_on_and_nothing_else(
+    plane: TestPlane, namespace: str
+) -> None:
+    api = await Api.connect(plane.kubeconfig)
+    writer = Writer(api, Caches(), lambda *_: None)
+    at = datetime(2026, 12, 1, 12, tzinfo=UTC)
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec = {"nodeName": f"played-{namespace}", "terminationGracePeriodSeconds": 600,
+            "containers": [{"name": "engine", "image": "i", "securityContext": restricted}]}  # fmt: skip
+
+    async def pod() -> Raw:
+        return await api.request("GET", PODS.path(namespace, "one"))
+
+    try:
+        made = await api.request("POST", PODS.path(namespace), body={"metadata": {"name": "one"}, "spec": spec})
+        uid, other = made["metadata"]["uid"], "22222222-0000-4000-8000-000000000002"
+        await writer.set_deletion_cost(namespace, "one", uid=other, cost=3, at=at)
+        assert "annotations" not in (await pod())["metadata"]
+        await writer.set_deletion_cost(namespace, "one", uid=uid, cost=3, at=at)
+        state = read_pod(await pod())
+        assert (state.deletion_cost, state.deletion_cost_written) == (3, at)
+        await writer.set_deletion_cost(namespace, "gone", uid=uid, cost=3, at=at)
+
+        with pytest.raises(ConflictError):
+            await writer.evict(namespace, "one", uid=other, grace_s=10)
+        await api.request("DELETE", PODS.path(namespace, "one"))
+        assert (await pod())["metadata"]["deletionGracePeriodSeconds"] == 600
+        await writer.evict(namespace, "one", uid=uid, grace_s=10)
+        assert (await pod())["metadata"]["deletionGracePeriodSeconds"] == 10, "an eviction cuts a drain short"
+        await writer.evict(namespace, "gone", uid=uid, grace_s=10)
+
+        body = endpoint_yaml("tiny", namespace, scaling={"via": "External"})
+        endpoint = await api.request("POST", ENDPOINTS.path(namespace), body=body)
+        version = endpoint["metadata"]["resourceVersion"]
+        with pytest.raises(ConflictError):
+            await writer.fill_replicas(namespace, "tiny", replicas=2, resource_version="1")
+        await writer.fill_replicas(namespace, "tiny", replicas=2, resource_version=version)
+        assert (await api.request("GET", ENDPOINTS.path(namespace, "tiny")))["spec"]["replicas"] == 2
+        await api.request("DELETE", ENDPOINTS.path(namespace, "tiny"))
+    finally:
+        await api.request("DELETE", PODS.path(namespace, "one"), body={"gracePeriodSeconds": 0})
+        await api.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from http import HTTPStatus
 
 from emberline_contract import names
 from emberline_operator.cluster.api import APPLY, MERGE, Api
 from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import BY_KIND, CHILDREN, ENDPOINTS, PODS
-from emberline_operator.errors import ConflictError, NotFoundError
+from emberline_operator.errors import ConflictError, NotFoundError, RefusedError
 from emberline_operator.snapshot import Json, Ref, time_text
 
 
@@ -111,6 +112,10 @@ class Writer:
             await self._api.request("PATCH", PODS.path(namespace, pod), body=body, content_type=MERGE)
         except (NotFoundError, ConflictError):
             return
+        except RefusedError as error:
+            # A uid that differs from the live one is refused as an immutable field.
+            if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise
 
     async def fill_replicas(self, namespace: str, name: str, *, replicas: int, resource_version: str) -> None:
         """Write an endpoint's replicas through its scale subresource. Raises ConflictError if the endpoint has changed."""

@@ -135,15 +135,18 @@ def _start(
     """Of a roll-out that begins now; `under_way` is the strategy of one that it cuts in on."""
     if spec.rollout.strategy != "Auto":
         return spec.rollout.strategy
+    choice, count = decision.choice, spec.accelerator.count
+    own = [pod for pod in _in(region, seen) if _makes_room(pod, template, choice, count, seen)]
+    if not own:
+        # To stop an engine would make no room for a new one: what serves goes on until there is some.
+        return "Surge"
     if under_way == "Drain":
         return "Drain"
-    if not decision.choice.resource_name:
+    if not choice.resource_name:
         return "Surge"
-    choice, count = decision.choice, spec.accelerator.count
     places = num_free_places(template, choice, count, seen) + num_pool_places(template, choice, count, region, seen)
     # Of its own engines those that are ending, that never got ready or are more than wanted leave their places to it, without
     # that one which must serve is stopped.
-    own = [pod for pod in _in(region, seen) if _makes_room(pod, template, choice, count, seen)]
     places += len(own) - min(sum(pod.is_routable for pod in own), replicas)
     # Each other endpoint that surges now may take one of them: the one that came first has it.
     return "Surge" if places > num_rivals(template, choice, count, region, seen) else "Drain"

@@ -18,7 +18,7 @@ from emberline_operator.desired.deployment import Strategy, make_deployment, str
 from emberline_operator.desired.template import make_template, signature
 from emberline_operator.plan.rollout import Rollout, judge_rollout
 from emberline_operator.snapshot import NodeState, PodState, Snapshot, Taint, time_text
-from support.decisions import CPU, H100, decision, gpu_node
+from support.decisions import CPU, H100, H100_LABELS, decision, gpu_node
 from support.operator_objects import INSTALL, NOW, UID, Raw, make_endpoint, make_pod_state
 
 ME = Child("team", "tiny", UID, names.DEFAULT_REGION)
@@ -134,7 +134,8 @@ def pool_node(name: str) -> NodeState:
             "Surge",
         ),
         ("other resource", [gpu_node(), replace(gpu_node("node-2"), gpus={"nvidia.com/mig-1g.5gb": 7})], "Drain"),
-        ("no node at all", [], "Drain"),
+        ("nothing where the old one is", [gpu_node(labels={})], "Surge"),
+        ("no node at all", [], "Surge"),
     ],
 )
 def test_a_rollout_surges_where_a_gpu_of_the_class_seems_free(what: str, nodes: list[NodeState], expected: str) -> None:
@@ -193,7 +194,7 @@ def test_only_who_could_take_the_same_gpu_is_a_rival() -> None:
     assert with_rival(replace(H100, terms=((Expression("nvidia.com/gpu.memory", "Lt", ("30000",)),),))) == "Surge"
     assert with_rival(replace(H100, resource_name="nvidia.com/mig-1g.5gb")) == "Surge"
     assert with_rival(H100, placement={"nodeSelector": {"team": "b"}}) == "Surge"
-    case.nodes, case.regions = [], region_with(maxNodes=1)
+    case.nodes, case.regions = [gpu_node()], region_with(maxNodes=1)
     assert with_rival(H100) == "Drain", "they wait for the same pool"
     elsewhere = ((Expression("example.com/pool", "In", ("other",)),),)
     assert with_rival(replace(H100, terms=elsewhere)) == "Surge"
@@ -202,12 +203,12 @@ def test_only_who_could_take_the_same_gpu_is_a_rival() -> None:
 @pytest.mark.parametrize(
     ("regions", "nodes", "expected"),
     [
-        (region_with(), [], "Surge"),
-        (region_with(), [pool_node("p-1"), pool_node("p-2")], "Surge"),
+        (region_with(), [gpu_node()], "Surge"),
+        (region_with(), [gpu_node(), pool_node("p-1")], "Surge"),
         (region_with(maxNodes=1), [pool_node("node-1")], "Drain"),
         (region_with(maxNodes=2), [pool_node("node-1")], "Surge"),
-        (region_with(nodeSelector={"example.com/pool": "other"}), [], "Drain"),
-        (region_with(resourceName="amd.com/gpu"), [], "Drain"),
+        (region_with(nodeSelector={"example.com/pool": "other"}), [gpu_node()], "Drain"),
+        (region_with(resourceName="amd.com/gpu"), [gpu_node()], "Drain"),
     ],
 )
 def test_a_declared_pool_below_its_limit_counts_as_free(regions: Raw, nodes: list[NodeState], expected: str) -> None:
@@ -219,7 +220,8 @@ def test_a_declared_pool_below_its_limit_counts_as_free(regions: Raw, nodes: lis
 def test_a_pool_that_contradicts_the_users_node_selector_is_none() -> None:
     case = Case(placement={"nodeSelector": {"example.com/pool": "mine"}})
     case.pod("old-1", case.old, node="node-1", ready=True)
-    case.regions, case.nodes = region_with(), []
+    case.regions = region_with()
+    case.nodes = [gpu_node(labels={**H100_LABELS, "example.com/pool": "mine"})]
     assert case.judge().strategy == "Drain"
 
 
@@ -296,6 +298,8 @@ def test_a_surge_that_finds_no_node_turns_round_after_its_time_and_stays_so() ->
     case.nodes = [gpu_node(gpus=4)]
     assert case.judge().strategy == "Drain", "also when a GPU gets free"
     assert case.judge(case.template("c")).strategy == "Drain", "also for an edit that cuts in"
+    case.nodes = [gpu_node(is_cordoned=True)]
+    assert case.judge(case.template("c")).strategy == "Surge", "but for one that would gain nothing by it"
 
 
 def test_the_time_is_an_argument() -> None:

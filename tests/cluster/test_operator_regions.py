@@ -307,6 +307,18 @@ async def test_nodes_that_come_go_or_change_change_no_template(plane: TestPlane,
         assert after["spec"]["template"] == before["spec"]["template"]
         assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
         assert regions.alive() == [pod]
+        # Somebody replaces the object without its annotations (T19).
+        ours = {key: None for key in before["metadata"]["annotations"] if key.startswith(names.GROUP)}
+        await rig.patch(DEPLOYMENTS, child, {"metadata": {"annotations": ours}})
+
+        async def is_recorded() -> Raw | None:
+            live = await rig.get(DEPLOYMENTS, child)
+            return live if live and names.ANNOTATION_PLACEMENT in live["metadata"]["annotations"] else None
+
+        again = await eventually(is_recorded, "what was decided is recorded again")
+        assert again["spec"]["template"] == before["spec"]["template"]
+        assert again["metadata"]["annotations"] == before["metadata"]["annotations"]
+        assert regions.alive() == [pod]
 
 
 def test_the_how_tos_objects_are_accepted(plane: TestPlane) -> None:

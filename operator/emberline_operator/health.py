@@ -86,7 +86,7 @@ class Health:
 
     def doubts(self) -> list[str]:
         """Why this replica should not be counted on now; empty: ready."""
-        limit_s = MISSED_LISTS * self._list_period_s + self._grace_s
+        limit_s = (MISSED_LISTS - 1) * self._list_period_s + self._grace_s
         return self.troubles() + [
             f"the watch of {resource} was last proven current {age_s:.0f} s ago, and {limit_s:g} s are allowed"
             for resource, watch in self.watches.items()

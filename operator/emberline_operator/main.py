@@ -138,7 +138,9 @@ class _Replica:
                 for task in background:
                     task.cancel()
 
-    async def _watch(self, registry: kopf.OperatorRegistry, halt: asyncio.Event, on_signal: asyncio.Event | None) -> None:
+    async def _watch(
+        self, registry: kopf.OperatorRegistry, halt: asyncio.Event, on_signal: asyncio.Event | None
+    ) -> None:
         """Run kopf until `halt`. kopf cancels every task that is not ignored: those there are now."""
         ours = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
@@ -193,7 +195,7 @@ class _Replica:
         """List kinds; what has changed is looked at at once."""
         for kind in kinds:
             told = await self._caches.refresh(self._api, kind)
-            self._health.watches[kind.plural].listed(told.present, told.news, told.has_lost, time.monotonic())
+            self._health.watches[kind.plural].listed(told.present, told.news, told.lost, time.monotonic())
             for obj in told.changed:
                 for key in watches.concerned(self._caches, obj):
                     self._enqueue(key)

@@ -20,6 +20,8 @@ class Watch:
         """So long a watch may take to tell what a list has shown."""
         self._untold: dict[Key, tuple[int, float]] = {}
         """Version and time at which a list showed an object that the watch had not told of."""
+        self._ending: set[Key] = set()
+        """What the last list showed to be gone, and the watch has not told yet."""
         self._overdue: set[Key] = set()
         self._listed_s: float | None = None
         self._proven_s: float | None = None
@@ -55,23 +57,27 @@ class Watch:
     def told(self, key: Key, version: int, now_s: float) -> None:
         """The watch has told of an object, or of its end."""
         self._event_s = now_s
+        was_doubtful = bool(self._untold or self._ending)
         untold = self._untold.get(key)
         if untold is not None and untold[0] <= version:
             del self._untold[key]
             self._overdue.discard(key)
-            if not self._untold:
-                self._proven_s = self._listed_s
+        self._ending.discard(key)
+        if was_doubtful and not self._untold and not self._ending:
+            self._proven_s = self._listed_s
 
-    def listed(self, present: Collection[Key], news: Mapping[Key, int], has_lost: bool, now_s: float) -> None:
-        """A list has succeeded: the keys that it showed, the versions that were news, and whether known objects were gone.
+    def listed(self, present: Collection[Key], news: Mapping[Key, int], lost: Collection[Key], now_s: float) -> None:
+        """A list has succeeded: the keys that it showed, the versions that were news, and what was known and is gone.
 
-        An object that is gone is no proof against the watch: it may have begun anew meanwhile, and then tells only what is there.
+        That nothing is told of an object that is gone is no proof against the watch: it may have begun anew meanwhile, and
+        then it tells only what is there. It is only no proof for it.
         """
         self._listed_s = now_s
+        self._ending = set(lost)
         self._untold = {key: untold for key, untold in self._untold.items() if key in present}
         for key, version in news.items():
             _, since_s = self._untold.get(key, (0, now_s))
             self._untold[key] = (version, since_s)
         self._overdue = {key for key, (_, since_s) in self._untold.items() if now_s - since_s >= self._grace_s}
-        if not self._untold and not has_lost:
+        if not self._untold and not self._ending:
             self._proven_s = now_s

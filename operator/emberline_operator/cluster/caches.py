@@ -66,8 +66,8 @@ class Absorbed:
     """Versions that were not known before."""
     present: set[Key]
     """Keys of all objects that the list showed."""
-    has_lost: bool
-    """Whether known objects were gone."""
+    lost: set[Key]
+    """Keys of known objects that were gone."""
 
 
 class Cache:
@@ -138,7 +138,7 @@ class Cache:
         news = {key_of(obj): version_of(obj) for obj in listed if self._is_news(obj)}
         changed = [obj for obj in listed if self.put(obj)]
         self._gone = {key: gone for key, gone in self._gone.items() if gone > version or not _is_within(key, namespace)}
-        return Absorbed(lost + changed, news, present, bool(lost))
+        return Absorbed(lost + changed, news, present, {key_of(obj) for obj in lost})
 
     def _is_news(self, obj: Json) -> bool:
         key, version = key_of(obj), version_of(obj)
@@ -202,7 +202,7 @@ class Caches:
             changed=[obj for part in parts for obj in part.changed],
             news={key: version for part in parts for key, version in part.news.items()},
             present={key for part in parts for key in part.present},
-            has_lost=any(part.has_lost for part in parts),
+            lost={key for part in parts for key in part.lost},
         )
 
     def _read_of(self, kind: Kind) -> tuple[str, ...]:

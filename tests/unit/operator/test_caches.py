@@ -59,10 +59,10 @@ def test_a_list_heals_what_a_watch_lost() -> None:
     assert [o["metadata"]["name"] for o in told.changed] == ["lost", "added"]
     assert told.news == {("team", "added"): 8}
     assert told.present == {("team", "kept"), ("team", "added")}
-    assert told.has_lost
+    assert told.lost == {("team", "lost")}
     assert {o["metadata"]["name"] for o in cache} == {"kept", "newer", "added"}, "what came after the list stays"
     told = cache.absorb([obj(5, "kept"), obj(8, "added"), obj(21, "newer")], version=30)
-    assert (told.changed, told.news, told.has_lost) == ([], {}, False)
+    assert (told.changed, told.news, told.lost) == ([], {}, set())
 
 
 def test_a_list_of_a_namespace_says_nothing_of_others() -> None:

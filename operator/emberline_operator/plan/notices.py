@@ -27,6 +27,8 @@ _ALSO: Final = frozenset(
     {(ConditionType.PLACED, Reason.PARTLY_PLACED), (ConditionType.SCALING_ACTIVE, Reason.DEMAND_UNKNOWN)}
 )
 """Warnings whatever the status."""
+_ORDINARY: Final = frozenset({Reason.WAITING_FOR_DRAIN.value})
+"""Reasons that are worth telling and no fault: every roll-out without a spare GPU goes through them."""
 
 
 def notices_of(before: Json, after: Json) -> tuple[Notice, ...]:
@@ -34,7 +36,11 @@ def notices_of(before: Json, after: Json) -> tuple[Notice, ...]:
     old = {condition["type"]: condition for condition in before.get("conditions", ())}
     new = {condition["type"]: condition for condition in after.get("conditions", ())}
     found = [
-        Notice("Warning", Reason(condition["reason"]), condition["message"])
+        Notice(
+            "Normal" if condition["reason"] in _ORDINARY else "Warning",
+            Reason(condition["reason"]),
+            condition["message"],
+        )
         for kind, condition in new.items()
         if _is_warning(kind, condition) and _sign(condition) != _sign(old.get(kind, {}))
     ]

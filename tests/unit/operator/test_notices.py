@@ -58,6 +58,11 @@ def test_what_goes_wrong_is_a_warning_once(kind: str, sign: tuple[str, str]) -> 
     assert notices_of(wrong, status()) == ()
 
 
+def test_that_a_roll_out_waits_for_a_drain_is_told_and_no_warning() -> None:
+    (notice,) = notices_of(status(), status(RolloutBlocked=("True", "WaitingForDrain")))
+    assert (notice.type, notice.reason) == ("Normal", Reason.WAITING_FOR_DRAIN)
+
+
 @pytest.mark.parametrize(
     ("kind", "sign"),
     [

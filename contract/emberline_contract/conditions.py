@@ -71,7 +71,7 @@ class Reason(StrEnum):
     UNKNOWN_REGION = "UnknownRegion"
     """There is no InferenceRegion of that name."""
     NO_NODES = "NoNodes"
-    """The region has neither nodes nor declared pools."""
+    """The region has neither nodes that can take engines now nor declared pools; the message names those that are cordoned or not Ready."""
     NO_SUCH_GPU = "NoSuchGpu"
     """No GPU of the wanted type or memory is there; the message names those that are."""
     DOES_NOT_FIT = "DoesNotFit"

@@ -13,6 +13,8 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 60.0
+MAX_VOID: Final = 1000
+"""Overtaken entries that are kept, beyond as many as there are keys."""
 
 
 def retry_delay_s(num_failures: int) -> float:
@@ -24,10 +26,11 @@ class Schedule(Generic[K]):
     """Keys with the time they are due; the earliest wish for a key counts."""
 
     def __init__(self) -> None:
-        self._due: dict[K, float] = {}
+        self._due: dict[K, tuple[float, int]] = {}
+        """When a key is due, and the number of the wish, by which keys that are due at once take turns."""
         self._heap: list[tuple[float, int, K]] = []
         self._running: set[K] = set()
-        self._order = 0
+        self._num_wishes = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -39,17 +42,18 @@ class Schedule(Generic[K]):
 
     def add(self, key: K, due_s: float) -> None:
         """Make a key due, unless it is due earlier already."""
-        if self._due.get(key, float("inf")) <= due_s:
+        if key in self._due and self._due[key][0] <= due_s:
             return
-        self._due[key] = due_s
+        self._num_wishes += 1
+        self._due[key] = (due_s, self._num_wishes)
         self._push(key)
 
     def take(self, now_s: float) -> K | None:
         """The key that has been due longest and is not worked on; it is now worked on until `done`."""
         while self._heap and self._heap[0][0] <= now_s:
-            due_s, _, key = heapq.heappop(self._heap)
-            # Keys in work come back by `done`; entries that another wish has overtaken are void.
-            if self._due.get(key) == due_s and key not in self._running:
+            entry = heapq.heappop(self._heap)
+            if self._is_valid(entry):
+                key = entry[2]
                 del self._due[key]
                 self._running.add(key)
                 return key
@@ -64,12 +68,19 @@ class Schedule(Generic[K]):
     def next_due_s(self) -> float | None:
         """When `take` may have something, as far as known; None: not before `add` or `done`."""
         while self._heap:
-            due_s, _, key = self._heap[0]
-            if self._due.get(key) == due_s and key not in self._running:
-                return due_s
+            if self._is_valid(self._heap[0]):
+                return self._heap[0][0]
             heapq.heappop(self._heap)
         return None
 
+    def _is_valid(self, entry: tuple[float, int, K]) -> bool:
+        """Keys in work come back by `done`; entries that another wish has overtaken are void."""
+        due_s, number, key = entry
+        return self._due.get(key) == (due_s, number) and key not in self._running
+
     def _push(self, key: K) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (self._due[key], self._order, key))
+        heapq.heappush(self._heap, (*self._due[key], key))
+        if len(self._heap) > 2 * len(self._due) + MAX_VOID:
+            # A void entry would stay until its time, and busy keys leave one behind with each pass.
+            self._heap = [entry for entry in self._heap if self._is_valid(entry)]
+            heapq.heapify(self._heap)

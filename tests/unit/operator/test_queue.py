@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from emberline_operator.errors import ConflictError, LostLeadershipError, UnavailableError
 from emberline_operator.reconcile.queue import MAX_BUSY_PASSES, Outcome, Queue
-from emberline_operator.reconcile.schedule import FIRST_RETRY_S, LAST_RETRY_S, Schedule, retry_delay_s
+from emberline_operator.reconcile.schedule import FIRST_RETRY_S, LAST_RETRY_S, MAX_VOID, Schedule, retry_delay_s
 
 
 def test_the_earliest_wish_counts() -> None:
@@ -78,6 +78,19 @@ def test_nothing_is_lost_and_nothing_runs_twice(steps: list[tuple[str, str, int]
     while (taken := schedule.take(now + 100)) is not None:
         left.add(taken)
     assert left == wished
+
+
+def test_overtaken_wishes_are_forgotten() -> None:
+    schedule: Schedule[str] = Schedule()
+    for now in range(20 * MAX_VOID):
+        schedule.add("a", now + 3600)
+        schedule.add("a", now)
+        assert schedule.take(now) == "a"
+        schedule.done("a")
+    schedule.add("b", 5.0)
+    schedule.add("c", 5.0)
+    assert len(schedule._heap) <= MAX_VOID + 10
+    assert [schedule.take(1e9) for _ in range(3)] == ["b", "c", None]
 
 
 def test_retries_back_off() -> None:

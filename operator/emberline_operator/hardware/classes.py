@@ -16,6 +16,7 @@ from emberline_operator.hardware.gpu_table import (
     AMD_BETA_PRODUCT,
     AMD_PRODUCT,
     GKE_ACCELERATOR,
+    MAJOR,
     MINOR,
     PRODUCT,
     Generation,
@@ -75,10 +76,8 @@ class GpuClass:
     def name(self) -> str:
         """For people: the GPUs in it."""
         names = sorted({m.gpu.name for m in self.members})
-        named = any(m.gpu.model or m.gpu.product for m in self.members)
-        size = f" {self.size.name}" if self.size and not named else ""
         pools = sorted({m.where for m in self.members if m.is_pool})
-        return "/".join(names) + size + (f" (pool {', '.join(pools)})" if pools else "")
+        return "/".join(names) + (f" (pool {', '.join(pools)})" if pools else "")
 
     @property
     def num_gpus(self) -> int:
@@ -145,13 +144,13 @@ def _terms_of(gpu_class: GpuClass, member: Hardware, need_bytes: int, table: Gpu
         named = Expression(member.told_by, "In", _values(gpu_class, member, table))
         if by_number:
             return ((named, *memory, *_kind(member)),)
-        return ((named, *_unnumbered_kind(member), Expression(MINOR, "DoesNotExist")),)
+        return ((named, *_unnumbered_kind(member), _without_numbers(member)),)
     unnamed = tuple(
         Expression(key, "DoesNotExist") for key in (PRODUCT, AMD_PRODUCT, AMD_BETA_PRODUCT, GKE_ACCELERATOR)
     )
     if by_number:
         return tuple((*term, *unnamed, Expression(_memory_key(member), "DoesNotExist")) for term in by_number)
-    return ((*unnamed, Expression(MINOR, "DoesNotExist")),)
+    return ((*unnamed, _without_numbers(member)),)
 
 
 def _values(gpu_class: GpuClass, member: Hardware, table: GpuTable) -> tuple[str, ...]:
@@ -200,12 +199,9 @@ def _kind(member: Hardware) -> Term:
     gpu = member.gpu
     if gpu.vendor == "Amd" or gpu.resource_name.startswith(MIG_RESOURCE_PREFIX):
         return ()
-    if gpu.slice_profile:
-        slices = Expression(SLICES, "In", (gpu.slice_profile.partition("g.")[0],))
-    else:
-        slices = Expression(SLICES, "DoesNotExist")
+    slices = _said(member, SLICES, gpu.slice_profile.partition("g.")[0])
     if gpu.sharers > 1:
-        return (slices, Expression(REPLICAS, "In", (str(gpu.sharers),)))
+        return (slices, _said(member, REPLICAS, str(gpu.sharers)))
     return (slices, Expression(SHARING_STRATEGY, "NotIn", ("mps", "time-slicing")))
 
 
@@ -214,11 +210,17 @@ def _unnumbered_kind(member: Hardware) -> Term:
     gpu = member.gpu
     if gpu.vendor == "Amd" or member.told_by == PRODUCT:
         return ()
-    part = (
-        Expression(GKE_PARTITION, "In", (gpu.slice_profile,))
-        if gpu.slice_profile
-        else Expression(GKE_PARTITION, "DoesNotExist")
-    )
+    part = _said(member, GKE_PARTITION, gpu.slice_profile)
     if gpu.sharers > 1:
-        return (part, Expression(GKE_CLIENTS, "In", (str(gpu.sharers),)))
+        return (part, _said(member, GKE_CLIENTS, str(gpu.sharers)))
     return (part, Expression(GKE_SHARING, "DoesNotExist"))
+
+
+def _without_numbers(member: Hardware) -> Expression:
+    """Nodes that tell their compute capability are told by it, and not by what else they carry."""
+    return Expression(MINOR if MAJOR in member.labels else MAJOR, "DoesNotExist")
+
+
+def _said(member: Hardware, key: str, value: str) -> Expression:
+    """The label's value, where nodes like this one carry it; that they do not is told as well."""
+    return Expression(key, "In", (value,)) if key in member.labels else Expression(key, "DoesNotExist")

@@ -65,14 +65,15 @@ class Gpu:
     @property
     def name(self) -> str:
         """Its word of `accelerator.types`, also where the table does not have it."""
-        by_number = (
-            self.compute
-            if isinstance(self.compute, str)
-            else "cc{}.{}".format(*self.compute)
-            if self.compute
-            else "unlabelled"
-        )
-        return (self.model.name if self.model else type_word(self.product) or by_number) + self.suffix
+        whole = self.model.name if self.model else type_word(self.product) or self._name_by_number
+        return whole + self.suffix
+
+    @property
+    def _name_by_number(self) -> str:
+        if self.compute is None:
+            return "unlabelled"
+        compute = self.compute if isinstance(self.compute, str) else "cc{}.{}".format(*self.compute)
+        return f"{compute} {size_of(self.memory_bytes).name}" if self.memory_bytes else compute
 
     @property
     def is_usual(self) -> bool:

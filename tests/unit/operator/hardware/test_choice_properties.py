@@ -31,6 +31,11 @@ MODELS = (
 )
 BITS = {"int4": 4, "int8": 8, "fp8": 8, "bf16": 16, "fp16": 16, "fp32": 32}
 
+DROPPED = tuple(
+    f"nvidia.com/gpu.{key}"
+    for key in ("product", "memory", "compute.major", "compute.minor", "replicas", "sharing-strategy")
+)
+
 kinds = st.sampled_from(sorted(GPUS))
 models = st.sampled_from(MODELS).map("pvc://models/{}".format)
 
@@ -43,6 +48,10 @@ def nodes(draw: st.DrawFn, least: int = 1) -> list[NodeState]:
         node = gpu_node(
             kind, f"n{number}", count=draw(st.sampled_from([1, 2, 8])), is_ready=draw(st.integers(0, 5)) > 0
         )
+        if node.gpus.get("nvidia.com/gpu") and "mig" not in kind and "shared" not in kind:
+            # Labels that somebody has removed, or not written yet.
+            gone = draw(st.sets(st.sampled_from(DROPPED), max_size=3))
+            node = replace(node, labels={key: value for key, value in node.labels.items() if key not in gone})
         found.append(node)
     if draw(st.integers(0, 4)) == 0:
         found.append(labelled_node({"cloud.google.com/gke-accelerator": "nvidia-l4"}, "google"))

@@ -334,11 +334,12 @@ def test_a_fp8_checkpoint_goes_where_fp8_is_computed() -> None:
 
 def test_the_kv_cache_counts_in_its_own_type() -> None:
     long = {"engine": {"maxModelLen": 131_072}}
-    assert "20.0 GiB KV cache of one context of 131,072 tokens" not in chosen([gpu_node("h100")], **long).reason
     plain, half = chosen([gpu_node("h100")], **long), chosen([gpu_node("h100")], **long, precision={"kvCache": "fp8"})
     assert "18.8 GiB KV cache of one context of 131,072 tokens" in plain.reason
     assert "9.4 GiB KV cache of one context of 131,072 tokens" in half.reason
     assert (plain.kv_cache, half.kv_cache) == ("auto", "fp8")
+    double = chosen([gpu_node("h100")], precision={"format": "fp32"})
+    assert "2.4 GiB KV cache of one context of 8,192 tokens" in double.reason, "fp32 is computed and kept in fp32"
 
 
 def test_an_unknown_size_is_not_checked_and_says_how_to_state_it() -> None:

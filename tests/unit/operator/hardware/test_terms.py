@@ -95,6 +95,26 @@ def test_terms_of_a_type_pick_that_type(types: list[str], names: set[str]) -> No
     assert picked(chosen(NODES.values(), SMALL, accelerator={"types": types})) == names
 
 
+def test_gpus_shared_by_more_pods_are_another_class() -> None:
+    eighths = gpu_node("l4-shared", labels={"nvidia.com/gpu.replicas": "8"})
+    nodes = [NODES["l4-shared"], eighths]
+    asked = {"types": ["l4-shared"], "minMemory": "4Gi"}
+    terms = chosen(nodes, SMALL, accelerator=asked).terms
+    assert [any(matches(node.labels, term) for term in terms) for node in nodes] == [True, False]
+    by_resource = [labelled_node(dict(node.labels), resource="nvidia.com/gpu.shared") for node in nodes]
+    terms = chosen(by_resource, SMALL, accelerator={"resourceName": "nvidia.com/gpu.shared", "minMemory": "4Gi"}).terms
+    assert [any(matches(node.labels, term) for term in terms) for node in by_resource] == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["a100-mig", "l4-shared"])
+def test_labels_that_older_tools_do_not_write_are_not_asked_for(kind: str) -> None:
+    labels = {key: value for key, value in NODES[kind].labels.items() if not key.endswith(("slices.gi", "replicas"))}
+    node = labelled_node(labels)
+    word = {"a100-mig": "a100-80-mig-1g.10gb", "l4-shared": "l4-shared"}[kind]
+    terms = chosen([node], SMALL, accelerator={"types": [word]}).terms
+    assert any(matches(labels, term) for term in terms)
+
+
 def test_numbers_and_bounds_that_never_change() -> None:
     [eight, nine] = chosen([NODES["h100"]]).terms
     whole = (

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from emberline_operator.cluster.kinds import CLAIMS, DEPLOYMENTS, ENDPOINTS, PODS, REGIONS
+from emberline_operator.errors import NotFoundError
 from support.operator_rig import OperatorRig, condition, eventually, operator_rig
 from support.plane import TestPlane
 
@@ -83,3 +85,23 @@ async def test_what_an_endpoint_refers_to_may_go_before_it(rig: OperatorRig) -> 
         await rig.delete(CLAIMS, "models")
         await rig.delete(ENDPOINTS, "tiny")
         await eventually(gone, "endpoint and children gone", PATIENCE_S)
+
+
+async def test_a_namespace_goes_without_an_operator(rig: OperatorRig) -> None:
+    """T32."""
+    other = replace(rig, namespace=f"{rig.namespace}-going", volumes=[])
+    path = f"/api/v1/namespaces/{other.namespace}"
+    await rig.admin.request("POST", "/api/v1/namespaces", body={"metadata": {"name": other.namespace}})
+    async with rig.operator():
+        await other.endpoint("tiny")
+        await other.deployment("tiny")
+    await rig.admin.request("DELETE", path)
+
+    async def gone() -> bool:
+        try:
+            await rig.admin.request("GET", path)
+        except NotFoundError:
+            return True
+        return False
+
+    await eventually(gone, "the namespace gone", PATIENCE_S)

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from emberline_contract import names
-from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS
+from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PDBS, PODS, REGIONS
 from emberline_operator.desired.deployment import strategy_of
 from emberline_operator.desired.template import image_of, signature
 from emberline_operator.errors import ClusterError
@@ -363,7 +363,8 @@ async def test_drains_of_nodes_take_one_engine_at_a_time_and_broken_ones_at_once
         await rig.set_pod(pods[2], ready=False)
 
         async def is_counted() -> bool:
-            budget = json.loads(rig.plane.kubectl("-n", rig.namespace, "get", "pdb", CHILD, "-o", "json"))
+            budget = await rig.get(PDBS, CHILD)
+            assert budget is not None
             return budget.get("status", {}).get("currentHealthy") == 2
 
         await eventually(is_counted, "the budget has counted the engines")

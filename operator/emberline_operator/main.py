@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def run_process(settings: Settings) -> None:
-    """Run until SIGTERM as a process of its own; every other end is an exit with a sentence."""
+    """Run until SIGTERM as a process of its own; what can be foreseen ends it with a sentence."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:

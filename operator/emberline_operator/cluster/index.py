@@ -11,6 +11,7 @@ from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS
 from emberline_operator.cluster.node_kinds import NodeKinds
+from emberline_operator.regions.region import read_region
 from emberline_operator.snapshot import Json, NodeState, Rival, holds_gpus, is_gpu, read_node, read_pod, time_of
 
 Key = tuple[str, str]
@@ -224,7 +225,4 @@ def _node_selector(endpoint: Json | None) -> Mapping[str, str]:
 
 def _region_labels(region: Json | None) -> Mapping[str, str]:
     """Labels that an InferenceRegion asks of its nodes."""
-    if region is None:
-        return {}
-    name = region["metadata"]["name"]
-    return region.get("spec", {}).get("nodeSelector") or {names.LABEL_TOPOLOGY_REGION: name}
+    return {} if region is None else read_region(region).node_labels

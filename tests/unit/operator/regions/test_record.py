@@ -8,25 +8,45 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberline_operator.choice import Choice
+from emberline_operator.choice import Choice, Expression, Skipped
 from emberline_operator.decision import Decision
 from emberline_operator.regions.record import from_text, to_text
 from support.examples import examples
 
 CPU = Choice("", "bf16", "bf16", None, "auto", "", (), None, "because")
 moments = st.integers(0, 2_000_000_000).map(lambda seconds: datetime.fromtimestamp(seconds, UTC))
+words = st.text(max_size=5)
+expressions = st.builds(
+    Expression, words, st.sampled_from(["In", "Gt", "Exists"]), st.lists(words, max_size=2).map(tuple)
+)
+choices = st.builds(
+    Choice,
+    words,
+    st.sampled_from(["bf16", "fp8", "int4"]),
+    st.sampled_from(["bf16", "fp32"]),
+    st.sampled_from([None, "fp8", "int8"]),
+    st.sampled_from(["auto", "fp8"]),
+    words,
+    st.lists(st.lists(expressions, max_size=2).map(tuple), max_size=2).map(tuple),
+    st.none() | st.integers(0, 2**50),
+    words,
+    st.lists(st.builds(Skipped, words, words), max_size=2).map(tuple),
+)
 decisions = st.builds(
     Decision,
-    node_labels=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
-    choice=st.builds(Choice),
-    unknown_since=st.none() | moments,
-    unknown_nodes=st.dictionaries(st.text(max_size=5), moments, max_size=3),
-    impossible_since=st.none() | moments,
-    has_moved=st.booleans(),
+    words,
+    words,
+    st.dictionaries(words, words, max_size=3),
+    st.lists(words, max_size=3).map(tuple),
+    choices,
+    st.none() | moments,
+    st.dictionaries(words, moments, max_size=3),
+    st.none() | moments,
+    st.booleans(),
 )
 
 
-@settings(**examples(60))
+@settings(**examples(40))
 @given(decisions)
 def test_every_decision_comes_back(decision: Decision) -> None:
     text = to_text(decision)

@@ -140,17 +140,19 @@ def _terms_of(gpu_class: GpuClass, member: Hardware, need_bytes: int, table: Gpu
     memory = _memory(gpu_class, member, need_bytes)
     if by_number and memory and not gpu_class.word:
         return tuple((*term, *memory, *_kind(member)) for term in by_number)
+    # A known product's memory is in the table; what tells no memory must not stand for nodes that tell too little of it.
+    sized = memory or (() if member.gpu.model else (Expression(_memory_key(member), "DoesNotExist"),))
     if member.told_by:
         named = Expression(member.told_by, "In", _values(gpu_class, member, table))
         if by_number:
-            return ((named, *memory, *_kind(member)),)
-        return ((named, *_unnumbered_kind(member), _without_numbers(member)),)
+            return ((named, *sized, *_kind(member)),)
+        return ((named, *sized, *_unnumbered_kind(member), _without_numbers(member)),)
     unnamed = tuple(
         Expression(key, "DoesNotExist") for key in (PRODUCT, AMD_PRODUCT, AMD_BETA_PRODUCT, GKE_ACCELERATOR)
     )
     if by_number:
-        return tuple((*term, *unnamed, Expression(_memory_key(member), "DoesNotExist")) for term in by_number)
-    return ((*unnamed, _without_numbers(member)),)
+        return tuple((*term, *unnamed, *sized) for term in by_number)
+    return ((*unnamed, *sized, _without_numbers(member)),)
 
 
 def _values(gpu_class: GpuClass, member: Hardware, table: GpuTable) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ KV_WIDTH: Final = 1024
 ESTIMATED_VOCAB: Final = 150_000
 
 _UNIT: Final = {"m": 10**6, "b": 10**9, "t": 10**12}
-_SIZE: Final = re.compile(r"(?:([0-9]+)x)?([0-9]+(?:\.[0-9]+)?)([mbt])")
+_SIZE: Final = re.compile(r"(?:([0-9]{1,4})x)?([0-9]{1,6}(?:\.[0-9]{1,6})?)([mbt])")
 _ACTIVE: Final = re.compile(r"a[0-9]+(?:\.[0-9]+)?b")
 """Active parameters of a mixture of experts, as in `30B-A3B`: no size."""
 _STORED: Final[tuple[tuple[re.Pattern[str], Stored], ...]] = (

@@ -265,8 +265,8 @@ def _variable(variable: EnvVar) -> Json:
 
 def _resources(asked: ResourcesSpec, gpu_resource: str, num_gpus: int) -> Json:
     """GPUs stand under limits alone: the API server takes their requests from there."""
-    limits = {name: canonical_quantity(size) for name, size in asked.limits.items()}
-    requests = {name: canonical_quantity(size) for name, size in asked.requests.items()}
+    limits = {name: canonical_quantity(size, is_resource=True) for name, size in asked.limits.items()}
+    requests = {name: canonical_quantity(size, is_resource=True) for name, size in asked.requests.items()}
     if gpu_resource:
         limits[gpu_resource] = str(num_gpus)
         requests.pop(gpu_resource, None)

@@ -278,12 +278,27 @@ def test_registries(image: str, registry: str, expected: str) -> None:
         ("0", "0"), ("1", "1"), ("1000m", "1"), ("1500m", "1500m"), ("0.5", "500m"), ("2000", "2k"), ("1024", "1024"),
         ("1.5Gi", "1536Mi"), ("1024Ki", "1Mi"), ("0.5Gi", "512Mi"), ("1025Mi", "1025Mi"), ("0.5Ki", "512"), ("0.0Gi", "0"),
         ("0.1Gi", "107374182400m"), ("1.0G", "1G"), ("1500M", "1500M"), ("100000k", "100M"), ("0.0001m", "100n"),
-        ("1Pi", "1Pi"), ("nonsense", "nonsense"),
+        ("1Pi", "1Pi"), ("nonsense", "nonsense"), ("9" * 31, "9" * 31), ("9" * 31 + "m", "9" * 31 + "m"),
+        ("8191Pi", "8191Pi"), ("8192Pi", "9223372036854775807"), ("99999999999Pi", "9223372036854775807"),
+        ("9" * 20 + ".99999999", "99999999999999999999999999990n"), ("0.0000000001", "1n"),
     ],
 )  # fmt: skip
 def test_quantities_as_the_api_server_writes_them_back(text: str, expected: str) -> None:
     assert canonical_quantity(text) == expected
     assert canonical_quantity(expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1.0000000001Gi", "1073741824108m"), ("0.0000000001", "1m"), ("1Gi", "1Gi")]
+)
+def test_of_resources_the_api_server_keeps_no_less_than_thousandths(text: str, expected: str) -> None:
+    assert canonical_quantity(text, is_resource=True) == expected
+    endpoint = make_endpoint(podTemplate={"resources": {"limits": {"memory": text}}})
+    spec, source = InferenceEndpointSpec.model_validate(endpoint["spec"]), parse_source("pvc://models")
+    assert source is not None
+    child = Child("team", "tiny", UID, "eu")
+    template = make_template(child, spec, source, decision(CPU), image="i", configmap="c", install=INSTALL)
+    assert template["spec"]["containers"][0]["resources"]["limits"] == {"memory": expected}
 
 
 def test_a_template_carries_its_own_hash() -> None:

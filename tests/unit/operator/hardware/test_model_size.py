@@ -50,7 +50,10 @@ def test_a_name_tells_size_and_format(path: str, billions: float, stored: str) -
     assert (found.stored, found.said_by) == (stored, "the model's name")
 
 
-@pytest.mark.parametrize("path", ["tiny", "gpt2", "v2-final", "model-4bitty", "phi-3-medium", "128k-context", "9" * 400 + "b", "9" * 400 + "x7b"])
+@pytest.mark.parametrize(
+    "path",
+    ["tiny", "gpt2", "v2-final", "model-4bitty", "phi-3-medium", "128k-context", "9" * 400 + "b", "9" * 400 + "x7b"],
+)
 def test_other_names_tell_nothing(path: str) -> None:
     found = facts(path)
     assert (found.parameters, found.stored, found.architecture, found.said_by) == (None, "None", None, "")

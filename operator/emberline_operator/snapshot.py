@@ -260,7 +260,7 @@ def read_pod(pod: Json) -> PodState:
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         region=metadata.get("labels", {}).get(names.LABEL_REGION, ""),
         created=time_of(metadata["creationTimestamp"]),
-        ready_since=time_of(ready["lastTransitionTime"]) if is_ready else None,
+        ready_since=_since(ready, metadata) if is_ready else None,
         terminating="deletionTimestamp" in metadata,
         unschedulable=scheduled.get("message", "no node fits") if is_unschedulable else "",
         failure="" if is_ready else _failure(status),
@@ -303,10 +303,10 @@ def _cost(text: str) -> int | None:
 
 
 def _moment(text: str) -> datetime | None:
-    """A time that may be missing, or that somebody has spoilt."""
+    """A time that may be missing, or that somebody has spoilt: anybody may write a pod's annotations."""
     try:
         return time_of(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

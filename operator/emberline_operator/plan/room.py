@@ -110,11 +110,17 @@ def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt" as comparison:
-            if value is None or not value.removeprefix("-").isdecimal():
+            # Not only our own templates are asked: the API server lets anybody's ask for "more than abc".
+            number, bound = _whole(value), _whole(values[0] if values else None)
+            if number is None or bound is None:
                 return False
-            return int(value) > int(values[0]) if comparison == "Gt" else int(value) < int(values[0])
+            return number > bound if comparison == "Gt" else number < bound
         case _:
             return False
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.removeprefix("-").isdecimal() else None
 
 
 def _is_tolerated(taints: Iterable[Taint], tolerations: Iterable[Json]) -> bool:

@@ -7,6 +7,7 @@ out, so that a field that a later release adds changes no record.
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +18,7 @@ from emberline_operator.snapshot import Json
 
 VERSION: Final = 1
 _KEY: Final = "version"
+_YEARS: Final = (1970, 9000)
 _DECISION: Final = TypeAdapter(Decision)
 
 
@@ -32,9 +34,16 @@ def from_text(text: str) -> Decision | None:
         body = json.loads(text)
         if not isinstance(body, dict) or body.pop(_KEY, None) != VERSION:
             return None
-        return _DECISION.validate_python(body)
-    except (ValueError, ValidationError):
+        decision = _DECISION.validate_python(body)
+    except (ValueError, ValidationError, RecursionError):
         return None
+    times = (decision.unknown_since, decision.impossible_since, *decision.unknown_nodes.values())
+    return decision if all(time is None or _is_plausible(time) for time in times) else None
+
+
+def _is_plausible(time: datetime) -> bool:
+    """Whether one can reckon with it: the operator writes no time without a zone, and none from which a day cannot be taken."""
+    return time.tzinfo is not None and _YEARS[0] <= time.year <= _YEARS[1]
 
 
 def record_of(deployment: Json | None, region: str) -> Decision | None:

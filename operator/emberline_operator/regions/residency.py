@@ -84,8 +84,9 @@ def stamp(decision: Decision, spec: InferenceEndpointSpec, seen: Snapshot, now: 
     }
     return replace(
         decision,
-        unknown_since=(decision.unknown_since or moment) if stand.kind == "Unknown" else None,
-        unknown_nodes={node: decision.unknown_nodes.get(node, moment) for node in sorted(nodes)},
+        # What is recorded as later than now was written by a clock that was ahead, or by somebody who wants no end of the grace.
+        unknown_since=min(decision.unknown_since or moment, moment) if stand.kind == "Unknown" else None,
+        unknown_nodes={node: min(decision.unknown_nodes.get(node, moment), moment) for node in sorted(nodes)},
     )
 
 

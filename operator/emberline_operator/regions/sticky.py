@@ -99,7 +99,7 @@ def _kept(case: _Case, live: Json | None, record: Decision) -> Outcome:
         return case.placed(replace(record, impossible_since=None))
     if case.is_cpu:
         return case.impossible(record, "engines wait until one can", None)
-    since = record.impossible_since or now.replace(microsecond=0)
+    since = min(record.impossible_since or now, now).replace(microsecond=0)
     kept = replace(record, impossible_since=since)
     until = since + IMPOSSIBLE_FOR
     if now < until:

@@ -104,3 +104,16 @@ def test_times() -> None:
     moment = time_of("2026-12-01T12:00:00.123456Z")
     assert time_text(moment) == STAMP
     assert time_of("2026-12-01T13:00:00+01:00") == time_of(STAMP)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_what_anybody_may_write_on_a_pod_keeps_nobody_from_reading_it(text: str) -> None:
+    raw = pod()
+    raw["metadata"]["annotations"] |= {names.ANNOTATION_DELETION_COST_TIME: text, names.POD_DELETION_COST: text}
+    state = read_pod(raw)
+    assert (state.deletion_cost, state.deletion_cost_written) == (None, None)
+
+
+@pytest.mark.parametrize("given", [{}, {"lastTransitionTime": None}])
+def test_a_ready_pod_whose_kubelet_does_not_say_since_when(given: dict[str, None]) -> None:
+    assert read_pod(pod(conditions=({"type": "Ready", "status": "True", **given},))).ready_since == time_of(STAMP)

@@ -193,6 +193,8 @@ def test_only_who_could_take_the_same_gpu_is_a_rival() -> None:
     assert with_rival(H100) == "Drain"
     assert with_rival(replace(H100, terms=((Expression("nvidia.com/gpu.memory", "Lt", ("30000",)),),))) == "Surge"
     assert with_rival(replace(H100, resource_name="nvidia.com/mig-1g.5gb")) == "Surge"
+    # A Deployment of somebody's own that carries our labels: the API server does not ask whether the bound is a number.
+    assert with_rival(replace(H100, terms=((Expression("nvidia.com/gpu.memory", "Gt", ("abc",)),),))) == "Surge"
     assert with_rival(H100, placement={"nodeSelector": {"team": "b"}}) == "Surge"
     case.nodes, case.regions = [gpu_node()], region_with(maxNodes=1)
     assert with_rival(H100) == "Drain", "they wait for the same pool"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,3 +66,14 @@ def test_defaults_are_left_out_so_that_a_later_field_changes_no_record() -> None
     body = json.loads(to_text(Decision("eu", "1", {"a": "b"}, (), CPU)))
     assert body.keys() == {"version", "region", "inputs", "node_labels", "jurisdictions", "choice"}
     assert "skipped" not in body["choice"]
+
+
+@pytest.mark.parametrize("time", ["2026-01-01T00:00:00", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00"])
+@pytest.mark.parametrize("field", ["unknown_since", "impossible_since", "unknown_nodes"])
+def test_a_record_with_a_time_that_one_cannot_reckon_with_is_none(field: str, time: str) -> None:
+    body = json.loads(to_text(Decision("eu", "1", {"a": "b"}, (), CPU)))
+    assert from_text(json.dumps({**body, field: {"n": time} if field == "unknown_nodes" else time})) is None
+
+
+def test_a_record_of_endless_brackets_is_none() -> None:
+    assert from_text("[" * 100_000) is None

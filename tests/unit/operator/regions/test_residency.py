@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -246,6 +247,24 @@ def test_pods_on_nodes_that_take_no_new_ones_stay(state: dict[str, bool]) -> Non
     assert world.evicted() == []
     assert placement.reason is Reason.NO_NODES
     assert placement.may_start
+
+
+def test_a_record_from_the_future_does_not_lengthen_the_grace() -> None:
+    """It was written by a clock that was ahead, or by hand."""
+    world = running()
+    world.put(node("eu-1", {}, gpu=None))
+    ahead = world.now + timedelta(days=3650)
+    world.record(replace(world.recorded(), unknown_nodes={"eu-1": ahead}))
+    world.look()
+    world.later(GRACE_S)
+    assert world.evicted() == ["a"]
+    world.put(node("eu-1", gpu=None))
+    del world.regions["eu"]
+    world.record(replace(world.recorded(), unknown_since=ahead, unknown_nodes={}))
+    world.look()
+    assert world.evicted() == []
+    world.later(GRACE_S)
+    assert world.evicted() == ["a"]
 
 
 def test_pods_of_a_node_that_is_gone_are_not_residencys() -> None:

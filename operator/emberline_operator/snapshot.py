@@ -254,7 +254,9 @@ def read_pod(pod: Json) -> PodState:
     scheduled = conditions.get("PodScheduled", {})
     is_ready = ready.get("status") == "True"
     spec, annotations = pod.get("spec", {}), metadata.get("annotations", {})
-    is_unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    # The scheduler's last word may come after somebody else has bound the pod.
+    is_waiting = not spec.get("nodeName") and scheduled.get("status") == "False"
+    is_unschedulable = is_waiting and scheduled.get("reason") == "Unschedulable"
     return PodState(
         name=metadata["name"],
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),

@@ -100,6 +100,29 @@ def test_unschedulable(condition: dict[str, str], words: str) -> None:
     assert read_pod(pod(conditions=({"type": "PodScheduled", **condition},))).unschedulable == words
 
 
+def test_a_pod_that_has_a_node_waits_for_none() -> None:
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    raw = pod(conditions=(refused,))
+    assert read_pod(raw).unschedulable_since == time_of(STAMP), "by the pod's own age, as the condition has no time"
+    raw["spec"]["nodeName"] = "a"
+    assert (read_pod(raw).unschedulable, read_pod(raw).unschedulable_since, read_pod(raw).node) == ("", None, "a")
+
+
+@pytest.mark.parametrize(("text", "cost"), [("3", 3), ("-1", -1), ("much", None)])
+def test_the_deletion_cost_is_read(text: str, cost: int | None) -> None:
+    raw = pod()
+    assert read_pod(raw).deletion_cost is None
+    raw["metadata"]["annotations"][names.POD_DELETION_COST] = text
+    assert read_pod(raw).deletion_cost == cost
+
+
+def test_gpus_are_those_of_all_containers() -> None:
+    raw = pod()
+    limits = [{"nvidia.com/gpu": "1", "cpu": "2"}, {"nvidia.com/gpu": "2", "memory": "1Gi"}, {}]
+    raw["spec"]["containers"] = [{"name": "c", "resources": {"limits": limit}} for limit in limits]
+    assert {name: n for name, n in read_pod(raw).gpus.items() if n} == {"nvidia.com/gpu": 3}
+
+
 def test_times() -> None:
     moment = time_of("2026-12-01T12:00:00.123456Z")
     assert time_text(moment) == STAMP

@@ -33,8 +33,8 @@ MODES = st.sampled_from(["Auto", "HPA", "Operator", "External"])
 SMALL = st.integers(0, 3)
 CRASH = st.sampled_from([None, None, None, 0, 1, 2, 4])
 """How many writes the operator gets done before it dies."""
-NUM_EXAMPLES = 20
-NUM_STEPS = 16
+NUM_EXAMPLES = 16
+NUM_STEPS = 14
 
 
 @dataclass
@@ -81,8 +81,8 @@ class Replicas(RuleBasedStateMachine):
     # The endpoint and its operator.
 
     @initialize(mode=MODES, floor=SMALL, most=st.integers(1, 3), first=SMALL, bound=st.booleans(),
-                metrics=st.sampled_from(["ours", "ours", "none"]))  # fmt: skip
-    def create(self, mode: str, floor: int, most: int, first: int, bound: bool, metrics: str) -> None:
+                metrics=st.sampled_from(["ours", "ours", "none"]), calls=st.integers(0, 6))  # fmt: skip
+    def create(self, mode: str, floor: int, most: int, first: int, bound: bool, metrics: str, calls: int) -> None:
         self.world.metrics = metrics
         scaling = {
             "via": mode, "minReplicas": min(floor, most), "maxReplicas": most, "initialReplicas": min(first, most),
@@ -93,6 +93,8 @@ class Replicas(RuleBasedStateMachine):
         self.run(self.world.api.request("POST", ENDPOINTS.path(self.world.namespace), body=body))
         self.is_made = True
         self.run(self.world.run_pass())
+        if calls:
+            self.requests_come(count=calls, starts=True, crash=None)
 
     def then_pass(self, crash: int | None) -> None:
         """Most of what happens is seen at once, and often enough the operator dies of it."""

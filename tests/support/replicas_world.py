@@ -30,6 +30,7 @@ from emberline_operator.cluster.kinds import (
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
 from emberline_operator.plan.actions import Notice
+from emberline_operator.plan.replicas import others_own_replicas
 from emberline_operator.plan.via import Via, choose_via
 from emberline_operator.reconcile.observe import Remembered, observe
 from emberline_operator.reconcile.passes import Reconciler
@@ -127,6 +128,9 @@ class WatchedApi:
             child = path.removesuffix("/scale").rsplit("/", 1)[1]
             had = None if before is None else before["spec"]["replicas"]
             has, region = answer["spec"].get("replicas", 0), child.partition("--")[2]
+            if "replicas" not in (body or {})["spec"] and others_own_replicas(answer):
+                # Whoever owns the number may have moved it at the same moment: the real autoscaler does.
+                had = has
             self._world.judge(region, had, has, hpas, is_guarded=_is_guarded(path, body or {}))
         return answer
 

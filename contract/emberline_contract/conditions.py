@@ -143,7 +143,8 @@ class Reason(StrEnum):
     AS_EXPECTED = "AsExpected"
     """Nothing fails."""
     APPLY_FAILED = "ApplyFailed"
-    """The API server refused a write; the message is its answer."""
+    """The API server refused a write; the message is its answer. Ready is False for it where nothing answers, and Stalled is True
+    where what the spec asks for makes no valid object."""
     RESIDENCY_VIOLATION = "ResidencyViolation"
     """Engines ran outside the allowed regions and are being stopped."""
     # Reconciling

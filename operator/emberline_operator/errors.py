@@ -12,6 +12,8 @@ OperatorError
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 
 class OperatorError(Exception):
     """Base of this package's errors."""
@@ -45,6 +47,11 @@ class ConflictError(ClusterError):
 
 class RefusedError(ClusterError):
     """The API server refuses this write."""
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the object itself is wrong; a quota, a right or a policy may come to allow the same one."""
+        return self.status == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 class UnavailableError(ClusterError):

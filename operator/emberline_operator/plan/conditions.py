@@ -40,13 +40,12 @@ def stamp(verdicts: Iterable[Verdict], before: Json, generation: int, now: datet
     for verdict in verdicts:
         same = old.get(verdict.type.value, {})
         kept = same.get("lastTransitionTime") if same.get("status") == verdict.status else None
-        message = verdict.message
         stamped.append(
             {
                 "type": verdict.type.value,
                 "status": verdict.status,
                 "reason": verdict.reason.value,
-                "message": message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…",
+                "message": _cut(verdict.message, MAX_MESSAGE),
                 "lastTransitionTime": kept or time_text(now),
                 "observedGeneration": generation,
             }
@@ -54,12 +53,22 @@ def stamp(verdicts: Iterable[Verdict], before: Json, generation: int, now: datet
     return stamped
 
 
-def with_failure(status: Json, before: Json, message: str, now: datetime) -> Json:
-    """The status of a pass whose writes failed: as planned, but Degraded says so. `before` is the live status."""
-    verdict = Verdict(ConditionType.DEGRADED, "True", Reason.APPLY_FAILED, message)
-    degraded = stamp([verdict], before, int(status.get("observedGeneration", 0)), now)
-    others = [condition for condition in status.get("conditions", ()) if condition["type"] != verdict.type.value]
-    return {**status, "conditions": [*others, *degraded]}
+def with_failure(status: Json, before: Json, message: str, now: datetime, *, is_invalid: bool = False) -> Json:
+    """The status of a pass whose writes failed: as planned, but Degraded says so. `before` is the live status.
+
+    `is_invalid`: what the spec asks for makes no valid object, so nothing changes until the spec does, and nothing is on its way.
+    """
+    then = "correct the field of the spec that it comes from" if is_invalid else "it is tried again"
+    message = f"{_cut(message, MAX_MESSAGE - len(then) - 2)}; {then}"
+    verdicts = [Verdict(ConditionType.DEGRADED, "True", Reason.APPLY_FAILED, message)]
+    planned = {condition["type"]: condition for condition in status.get("conditions", ())}
+    if planned.get(ConditionType.READY.value, {}).get("status") == "Unknown":
+        verdicts.append(Verdict(ConditionType.READY, "False", Reason.APPLY_FAILED, message))
+    if is_invalid:
+        planned.pop(ConditionType.RECONCILING.value, None)
+        verdicts.append(Verdict(ConditionType.STALLED, "True", Reason.APPLY_FAILED, message))
+    told = stamp(verdicts, before, int(status.get("observedGeneration", 0)), now)
+    return {**status, "conditions": list((planned | {condition["type"]: condition for condition in told}).values())}
 
 
 def status_delay_s(endpoint: Json, status: Json, written: datetime | None, now: datetime) -> float | None:
@@ -79,6 +88,10 @@ def status_object(endpoint: Json, status: Json) -> Json:
     """The body of a status apply; the uid keeps it from an endpoint that came in this one's place."""
     metadata = {key: endpoint["metadata"][key] for key in ("name", "namespace", "uid")}
     return {"apiVersion": names.API_VERSION, "kind": names.ENDPOINT_KIND, "metadata": metadata, "status": status}
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _signs(status: Json) -> set[tuple[str, str, str]]:

@@ -18,6 +18,10 @@ MAX_SKIPPED: Final = 16
 MAX_REASON: Final = 512
 MAX_MESSAGE: Final = 1024
 MAX_NAME: Final = 128
+MAX_REGIONS: Final = 16
+"""An endpoint names fewer; it may have left more than are drained yet."""
+MAX_INTEGER: Final = 2**63 - 1
+"""What the API server takes for an integer; `model.parameters` may say more."""
 
 
 def make_status(found: Findings, now: datetime) -> Json:
@@ -38,7 +42,7 @@ def make_status(found: Findings, now: datetime) -> Json:
     if found.is_there:
         status["selector"] = _selector(found)
     if found.regions:
-        status["regions"] = [_region(region) for region in found.regions]
+        status["regions"] = [_region(region) for region in found.regions[:MAX_REGIONS]]
     active = _last_active(before, found)
     via = found.via.mode if found.via else before.get("scaling", {}).get("via", "Operator")
     status["scaling"] = {"via": via, **({"lastActiveTime": active} if active else {})}
@@ -66,7 +70,7 @@ def _precision(regions: Sequence[RegionFindings]) -> Json | None:
     ]
     reason = f"{first.reason} (elsewhere {'; '.join(others)})" if others else first.reason
     precision: Json = {"format": first.format, "kvCache": _kv_type(first), "reason": _cut(reason, MAX_MESSAGE)}
-    if first.weight_bytes is not None:
+    if first.weight_bytes is not None and first.weight_bytes <= MAX_INTEGER:
         precision["weightBytes"] = first.weight_bytes
     return precision
 

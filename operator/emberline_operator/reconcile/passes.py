@@ -15,7 +15,7 @@ from emberline_operator.cluster.caches import Caches, Key
 from emberline_operator.cluster.index import may_surge
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.desired.template import signature
-from emberline_operator.errors import ClusterError, ConflictError, NotFoundError
+from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
 from emberline_operator.plan.actions import (
     Action,
     Apply,
@@ -115,7 +115,8 @@ class Reconciler:
             raise
         except ClusterError as error:
             before = seen.endpoint.get("status", {})
-            status = with_failure(plan.status, before, str(error), self._clock())
+            is_invalid = isinstance(error, RefusedError) and error.is_invalid
+            status = with_failure(plan.status, before, str(error), self._clock(), is_invalid=is_invalid)
             await self._report(key, seen, status, notices_of(before, status))
             raise
         delay_s = await self._report(key, seen, plan.status, plan.notices)

@@ -265,7 +265,9 @@ async def test_a_refused_write_stops_the_pass_and_is_shown_once(rig: Rig) -> Non
     assert "apply Deployment by emberline-operator" not in rig.cluster.log
     degraded = rig.condition("Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "ApplyFailed")
-    assert degraded["message"] == "PATCH /s: exceeded quota"
+    assert degraded["message"] == "PATCH /s: exceeded quota; it is tried again"
+    assert (rig.condition("Ready")["status"], rig.condition("Ready")["reason"]) == ("False", "ApplyFailed")
+    assert rig.condition("Reconciling")["status"] == "True", "a quota may be raised"
     rig.now += timedelta(seconds=60)
     with pytest.raises(RefusedError):
         await rig.one_pass()
@@ -354,6 +356,35 @@ async def test_what_must_not_run_goes_whatever_else_fails(
         await rig.one_pass()
     assert rig.cluster.log[0] == "evict tiny-2 (u-2) in 10 s"
     assert "delete Service tiny--eu" not in rig.cluster.log
+
+
+async def test_an_object_that_can_never_be_valid_is_nothing_that_is_on_its_way(rig: Rig) -> None:
+    words = 'spec.template.labels: Invalid value: "a b"' + "." * 2000
+    rig.cluster.failures["apply Deployment by emberline-operator"] = RefusedError("PATCH /d", 422, words)
+    with pytest.raises(RefusedError):
+        await rig.one_pass()
+    ready, stalled = rig.condition("Ready"), rig.condition("Stalled")
+    assert (ready["status"], ready["reason"], stalled["status"]) == ("False", "ApplyFailed", "True")
+    assert rig.condition("Reconciling") == {}
+    for kind in ("Ready", "Stalled", "Degraded"):
+        message = rig.condition(kind)["message"]
+        assert message.startswith("PATCH /d: spec.template.labels")
+        assert message.endswith("…; correct the field of the spec that it comes from")
+    rig.cluster.failures.clear()
+    await rig.settle()
+    assert rig.condition("Stalled") == {}
+    assert rig.condition("Ready")["reason"] == "ScaledToZero"
+
+
+async def test_what_serves_is_ready_although_the_newest_spec_can_never_be_valid(rig: Rig) -> None:
+    await rig.settle()
+    rig.cluster.failures["apply Service by emberline-operator"] = RefusedError("PATCH /s", 422, "invalid")
+    rig.cluster.store.children[Ref("Service", "tiny--default")]["spec"]["type"] = "NodePort"
+    rig.cluster.sync()
+    with pytest.raises(RefusedError):
+        await rig.one_pass()
+    assert rig.condition("Ready")["reason"] == "ScaledToZero"
+    assert rig.condition("Stalled")["reason"] == "ApplyFailed"
 
 
 async def test_users_are_told_what_the_plan_says_and_what_failed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import timedelta
 
 import pytest
 
+from emberline_contract import names
 from emberline_contract.conditions import ALWAYS_PRESENT
 from emberline_contract.status import InferenceEndpointStatus
 from emberline_operator.plan.actions import Plan
@@ -366,6 +368,18 @@ def test_a_roll_out_is_over_when_as_many_new_engines_are_there_as_should_be() ->
         store.pods = pods
         store.deployment["status"] = {**status, **counts}
         assert bool(condition_of(store.decide(), "Reconciling")) is is_rolling, pods
+
+
+def test_what_status_cannot_hold_keeps_nobody_from_the_rest_of_it() -> None:
+    store = made(model={"source": "pvc://models/tiny", "parameters": "9999999999999T"})
+    assert store.settle().status["precision"].keys() == {"format", "kvCache", "reason"}
+    left = [(Ref("Deployment", f"tiny--r{i}"), copy.deepcopy(store.deployment)) for i in range(20)]
+    for i, (ref, live) in enumerate(left):
+        live["metadata"] |= {"name": ref.name, "labels": {**live["metadata"]["labels"], names.LABEL_REGION: f"r{i}"}}
+    store.children |= dict(left)
+    store.pods = tuple(make_pod_state(f"p{i}", region=f"r{i}", node="n-eu") for i in range(20))
+    shown = store.decide().status["regions"]
+    assert (len(shown), shown[0]["name"]) == (16, names.DEFAULT_REGION), "those that are wanted come first"
 
 
 def kstatus(endpoint: Raw) -> str:

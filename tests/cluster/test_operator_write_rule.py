@@ -12,11 +12,12 @@ import pytest_asyncio
 from emberline_contract import names
 from emberline_operator.cluster.api import APPLY, Api
 from emberline_operator.cluster.caches import Caches
+from emberline_operator.cluster.features import read_features
 from emberline_operator.cluster.kinds import BY_KIND, ENDPOINTS, PODS, trimmed
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ConflictError
 from emberline_operator.plan.ownership import needs_write, owned_fields
-from emberline_operator.snapshot import read_pod
+from emberline_operator.snapshot import Features, read_pod
 from support.every_field import BODIES, CHANGES, REMOVALS, changed, parent_of, without
 from support.operator_objects import fields_of
 from support.operator_rig import Raw, endpoint_yaml
@@ -62,6 +63,14 @@ async def applies(plane: TestPlane, namespace: str) -> AsyncIterator[Applies]:
         owner = await api.request("POST", ENDPOINTS.path(namespace), body=endpoint_yaml("tiny", namespace))
         yield Applies(api, owner)
         await api.request("DELETE", ENDPOINTS.path(namespace, "tiny"))
+    finally:
+        await api.close()
+
+
+async def test_the_api_server_says_what_it_can_do(plane: TestPlane) -> None:
+    api = await Api.connect(plane.kubeconfig)
+    try:
+        assert await read_features(api) == Features(hpa_tolerance=True)
     finally:
         await api.close()
 

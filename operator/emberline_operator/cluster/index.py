@@ -105,12 +105,14 @@ class Index:
         others = (rival for key, rival in self._rivals[wanted].items() if key != endpoint)
         return tuple(sorted(others, key=lambda rival: (rival.created, rival.namespace, rival.name)))
 
-    def take_rivals_of_change(self, endpoint: Key) -> frozenset[Key]:
-        """Endpoints to which the last change of an endpoint's served name matters; they are told once."""
-        if endpoint not in self._left:
-            return frozenset()
-        wanted = {self._left.pop(endpoint), self._wanted.get(endpoint, "")}
-        return frozenset(key for name in wanted if name for key in self._rivals.get(name, ())) - {endpoint}
+    def take_rivals(self) -> frozenset[Key]:
+        """Endpoints to which changes of other endpoints' served names matter; they are told once.
+
+        Of all changes since it was last asked, because one may have come with the answer to a write and not by an event.
+        """
+        changed, self._left = self._left, {}
+        wanted = {*changed.values(), *(self._wanted.get(endpoint, "") for endpoint in changed)}
+        return frozenset(key for name in wanted if name for key in self._rivals.get(name, ())) - changed.keys()
 
     def _change_node(self, name: str, node: Json | None) -> None:
         self._shown_nodes = None

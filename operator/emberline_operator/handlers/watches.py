@@ -22,7 +22,7 @@ def concerned(caches: Caches, obj: Json) -> Iterable[Key]:
     namespace, name = key_of(obj)
     match obj["kind"]:
         case ENDPOINTS.kind:
-            return {(namespace, name), *caches.index.take_rivals_of_change((namespace, name))}
+            return {(namespace, name), *caches.index.take_rivals()}
         case NODES.kind:
             if caches.index.node_kinds.take_news():
                 # Whether there is a place may have changed for anybody.
@@ -41,6 +41,12 @@ def concerned(caches: Caches, obj: Json) -> Iterable[Key]:
         case _:
             endpoint = endpoint_of(obj)
             return [endpoint] if endpoint else []
+
+
+def _regions_of(endpoint: Json) -> set[str]:
+    """Regions that an endpoint names, and those that it has left and still has engines in."""
+    named = endpoint.get("spec", {}).get("placement", {}).get("regions", ())
+    return {*named, *(region["name"] for region in endpoint.get("status", {}).get("regions", ()))}
 
 
 def _via(endpoint: Json) -> str:

@@ -176,6 +176,7 @@ def test_a_node_concerns_who_runs_there_and_who_waits() -> None:
     }
     for name, conditions in waiting.items():
         endpoint(caches, name, conditions)
+    of(caches, node(caches, "first"))  # of its kind, which is news to everybody
     assert of(caches, node(caches, "a")) == {"here", *waiting}
     for name in waiting:
         endpoint(caches, name, serving)
@@ -189,7 +190,9 @@ def test_a_region_concerns_those_that_name_it() -> None:
     caches = Caches()
     endpoint(caches, "eu", placement={"regions": ["us", "eu"]})
     endpoint(caches, "any")
-    assert of(caches, put(caches, REGIONS.kind, "eu", spec={})) == {"eu"}
+    left = endpoint(caches, "left", placement={"regions": ["us"]})
+    put(caches, ENDPOINTS.kind, "left", "team", spec=left["spec"], status={"regions": [{"name": "us"}, {"name": "eu"}]})
+    assert of(caches, put(caches, REGIONS.kind, "eu", spec={})) == {"eu", "left"}
 
 
 def test_an_api_service_of_metrics_concerns_those_who_could_use_it() -> None:
@@ -226,7 +229,9 @@ def test_a_served_name_concerns_its_rivals_when_it_comes_changes_or_goes() -> No
     )
     assert of(caches, again) == {"first"}, "another change of it is its own business"
     renamed = endpoint(caches, "first", model={"source": "pvc://m", "servedName": "other"})
-    assert of(caches, renamed) == {"first", "second"}
+    other = endpoint(caches, "other")
+    assert of(caches, other) == {"second", "other"}, "whatever event comes next: its own may be old news"
+    assert of(caches, renamed) == {"first"}
     assert caches.index.rivals(("team", "second")) == ()
     third = endpoint(caches, "third", model={"source": "pvc://m", "servedName": "other"})
     assert of(caches, third) == {"first", "third"}

@@ -298,3 +298,19 @@ def test_the_objects_of_a_region_with_nothing_decided_are_not_made() -> None:
     assert store.children == {}
     assert not any(isinstance(action, Apply) for action in plan.actions)
     assert condition_of(plan, "Ready")["reason"] == "NotPlaced"
+
+
+def test_a_status_is_never_too_large_to_be_written() -> None:
+    """However many regions the endpoint has left, and however much there is to say."""
+    store = world(*(f"mars-{i}" for i in range(8)), scaling={"minReplicas": 1})
+    for i in range(12):
+        region = f"eu-{i}"
+        store.regions[region] = {"metadata": {"name": region}, "spec": {}}
+        store.nodes[f"n-{region}"] = NodeState(f"n-{region}", labels(region))
+        moved(store, region, scaling={"minReplicas": 1})
+        store.settle()
+        store.pods = (*store.pods, replace(pod_in(store, region), ready_since=None, failure="x" * 5000))
+    moved(store, *(f"mars-{i}" for i in range(8)), scaling={"minReplicas": 1})
+    plan = store.settle()
+    assert len(plan.status["regions"]) == 16
+    InferenceEndpointStatus.model_validate(plan.status)

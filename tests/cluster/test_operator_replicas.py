@@ -317,3 +317,48 @@ def test_whatever_happens(plane: TestPlane, namespace: str) -> None:
             for region in regions:
                 runner.run(api.request("DELETE", REGIONS.path(name=region)))
             runner.run(api.close())
+
+
+async def test_from_the_autoscaler_to_the_operator_and_back_to_zero(plane: TestPlane, namespace: str) -> None:
+    """One way through the rules in which everybody has something to write when his turn comes."""
+    api = await Api.connect(plane.kubeconfig)
+    try:
+        world = World(api, namespace, "tiny", ("rep-x", "rep-y"))
+        world.metrics = "ours"
+        scaling = {"idleAfter": "60s", "requestsPerReplica": 2}
+        await api.request("POST", ENDPOINTS.path(namespace), body=endpoint_yaml("tiny", namespace, scaling=scaling))
+        await world.settle()
+        await world.scale(names.DEFAULT_REGION, 1, names.GATEWAY_MANAGER)
+        await world.kubelet(names.DEFAULT_REGION)
+        world.gateways.dispatched[names.DEFAULT_REGION] = 6
+        await world.settle()
+        assert await state_of(world) == (1, 1), "growing is the autoscaler's"
+
+        assert await world.edit(scaling={"via": "Operator"})
+        await world.run_pass()
+        assert await state_of(world) == (1, 0), "it goes first"
+        await world.settle()
+        assert await state_of(world) == (3, 0)
+
+        assert await world.edit(scaling={"via": "HPA"})
+        await world.settle()
+        assert await state_of(world) == (3, 1)
+        world.gateways.dispatched.clear()
+        world.offset += timedelta(hours=1)
+        world.gateways.is_silent = True
+        await world.settle()
+        assert await state_of(world) == (3, 1), "nobody knows"
+        world.gateways.is_silent = False
+        await world.settle()
+        assert await state_of(world) == (0, 1)
+        assert not world.wrong
+    finally:
+        await api.request("DELETE", ENDPOINTS.path(namespace))
+        await api.close()
+
+
+async def state_of(world: World) -> tuple[int, int]:
+    """Replicas, and the number of autoscalers."""
+    live = await world.deployment(names.DEFAULT_REGION)
+    assert live is not None
+    return replicas_of(live), len(await world.hpas())

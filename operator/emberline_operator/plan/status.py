@@ -14,7 +14,6 @@ from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.verdicts import all_verdicts
 from emberline_operator.snapshot import Json, time_of, time_text
 
-MAX_REGIONS: Final = 16
 MAX_SKIPPED: Final = 16
 MAX_REASON: Final = 512
 MAX_MESSAGE: Final = 1024

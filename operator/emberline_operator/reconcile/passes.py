@@ -157,8 +157,10 @@ class Reconciler:
                         self._surging[key] = tuple(body["spec"]["template"] for body in begun)
                     return plan
                 case Ask(objects=objects, demand_of=region):
-                    answers = {ref: await self._writer.look_up(seen.namespace, ref) for ref in objects}
-                    seen = replace(seen, looked_up={**seen.looked_up, **answers})
+                    asked = sorted(objects)
+                    answers = await asyncio.gather(*(self._writer.look_up(seen.namespace, ref) for ref in asked))
+                    found = dict(zip(asked, answers, strict=True))
+                    seen = replace(seen, looked_up={**seen.looked_up, **found})
                     if region is not None:
                         told = await self._gateways.demand(seen.namespace, seen.name, region)
                         seen = replace(seen, demands={**seen.demands, region: told})

@@ -235,14 +235,17 @@ from pathlib import Path
 from emberline_contract import names
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.main import run
-from emberline_operator.settings import Install, Settings
+from emberline_operator.settings import Install, LeaseTimes, Settings
 apply = Writer.apply
 async def dies(self, body, *, manager, force):
     if manager == names.SCALE_MANAGER:
         os.kill(os.getpid(), signal.SIGKILL)
     await apply(self, body, manager=manager, force=force)
 Writer.apply = dies
-asyncio.run(run(Settings(Install("emberline/runtime:dev"), kubeconfig=Path(sys.argv[1]), health_port=0)))
+# Short, so that the next one need not wait long for the Lease.
+lease = LeaseTimes(duration_s=2, renew_deadline_s=1.5, retry_s=0.3, request_timeout_s=1)
+settings = Settings(Install("emberline/runtime:dev"), kubeconfig=Path(sys.argv[1]), health_port=0, lease=lease)
+asyncio.run(run(settings))
 """
 
 

@@ -11,6 +11,8 @@ PYTEST_ARGS ?=
 # Each worker starts a control plane of its own (1 GB); more of them wait for one another's cores.
 TEST_WORKERS ?= 2
 SOAK ?= 20
+SOAK_TESTS := tests/unit/runtime_core tests/unit/gateway/test_holding.py tests/unit/operator tests/cluster/test_operator_replicas.py \
+  tests/cluster/test_operator_faults.py
 
 .PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native bench-operator gen lock clean
 
@@ -56,7 +58,7 @@ gen: setup ## Write crds/ and docs/reference/ from the contract
 	@$(BIN)/python scripts/gen.py
 
 soak: setup ## Property tests with twenty times as many examples, new ones each time (SOAK=20)
-	@EMBERLINE_SOAK=$(SOAK) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist load -q tests/unit/runtime_core tests/unit/operator/test_replicas.py tests/unit/gateway/test_holding.py $(PYTEST_ARGS)
+	@EMBERLINE_SOAK=$(SOAK) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist load -q $(SOAK_TESTS) $(PYTEST_ARGS)
 
 bench: bench-native bench-engine bench-gateway bench-operator ## Every benchmark; each prints one JSON line last and fails on a miss
 

@@ -18,6 +18,8 @@ from emberline_operator.snapshot import Recommendation, Snapshot
 
 LOOK_S: Final = 10.0
 """Between two looks at the demand of a region that is awake."""
+SETTLE: Final = timedelta(seconds=5)
+"""What an engine that has just become ready needs to take what was held for it, and gateways to tell that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def follow(
     """
     scaling = spec.scaling
     lowest = max(1, scaling.min_replicas)
-    wanted = min(max(wanted_replicas(load_of(seen, region), targets_of(spec)), lowest), scaling.max_replicas)
+    wanted = min(max(wanted_replicas(load_of(seen, region, now), targets_of(spec)), lowest), scaling.max_replicas)
     is_first = region not in seen.recommendations
     least = max(wanted, min(replicas, scaling.max_replicas)) if is_first or not is_known or not is_up else wanted
     window = timedelta(seconds=scaling.scale_down_stabilization_s)
@@ -63,15 +65,19 @@ def follow(
     return Followed(replicas - 1, why, kept(memory))
 
 
-def load_of(seen: Snapshot, region: str) -> Load:
-    """What the gateways that answered say of a region. They hold requests only while no engine can take them."""
+def load_of(seen: Snapshot, region: str, now: datetime) -> Load:
+    """What the gateways that answered say of a region. They hold requests only while no engine can take them.
+
+    So what is said to wait for an engine that has just become ready waited for this very one: it asks for no other.
+    """
     views = seen.demands[region].views
     queue = sum(view.held for view in views)
+    ready = [p.ready_since for p in seen.pods if p.region == region and p.is_routable and p.ready_since is not None]
     return Load(
         unfinished=sum(view.unfinished for view in views),
         queue=queue,
         has_waited=queue > 0,
-        ready=sum(pod.is_routable for pod in seen.pods if pod.region == region),
+        ready=sum(now - since >= SETTLE for since in ready),
     )
 
 

@@ -87,6 +87,18 @@ def test_up_at_once_by_what_is_there_and_not_by_multiplying() -> None:
     assert step(case) == 20, "never above maxReplicas"
 
 
+def test_what_waited_for_the_first_engine_asks_for_no_second() -> None:
+    case = region(1)
+    case.demand = calls(1, held=1)
+    case.pods = (engine("tiny-0", START, age_s=20, ready_s=None),)
+    assert step(case) == 1
+    # Ready, and the gateway's word is still that of a moment ago.
+    case.pods = (engine("tiny-0", START, age_s=20, ready_s=1),)
+    assert step(case) == 1
+    case.demand = calls(9, held=9)
+    assert step(case) == 3, "nine that wait are more than one engine's share, whoever has just become ready"
+
+
 def test_down_late_and_one_a_minute() -> None:
     case = region(4)
     case.demand = calls(1)

@@ -139,6 +139,8 @@ class Reason(StrEnum):
     """An old engine still finishes its requests and holds the GPU that the new one needs."""
     NEW_ENGINE_FAILS = "NewEngineFails"
     """The newest generation's engine does not start; the older one goes on serving where there is one."""
+    PAUSED = "Paused"
+    """Somebody has paused the child Deployment."""
     # Degraded
     AS_EXPECTED = "AsExpected"
     """Nothing fails."""

@@ -23,6 +23,12 @@ class Ref:
     kind: str
     name: str
 
+    @property
+    def region(self) -> str:
+        """The region of an endpoint's child; empty for other objects. Its name tells, since labels can be edited."""
+        child = self.name.rpartition("-")[0] if self.kind == "ConfigMap" else self.name
+        return child.partition("--")[2]
+
     @override
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

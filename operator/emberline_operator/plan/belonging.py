@@ -39,7 +39,7 @@ def own(seen: Snapshot, ref: Ref) -> Json | None:
 def own_deployments(seen: Snapshot) -> dict[str, Json]:
     """The endpoint's own Deployments by region."""
     return {
-        live["metadata"].get("labels", {}).get(names.LABEL_REGION, names.DEFAULT_REGION): live
+        ref.region: live
         for ref, live in sorted(seen.children.items())
         if ref.kind == "Deployment" and is_ours(live, seen)
     }

@@ -151,16 +151,10 @@ def remove_region(region: str, seen: Snapshot) -> tuple[Action, ...]:
     own_there = [
         (ref, live)
         for ref, live in sorted(seen.children.items(), key=lambda item: (order.get(item[0].kind, 2), item[0]))
-        if is_ours(live, seen) and region_of(live) == region and "deletionTimestamp" not in live["metadata"]
+        if is_ours(live, seen) and ref.region == region and "deletionTimestamp" not in live["metadata"]
     ]
     why = f"the endpoint left region {region}"
     return tuple(Delete(ref, live["metadata"]["uid"], f"delete {ref}: {why}") for ref, live in own_there)
-
-
-def region_of(live: Json) -> str | None:
-    """The region that a child is labelled with."""
-    region: str | None = live["metadata"].get("labels", {}).get(names.LABEL_REGION)
-    return region
 
 
 def _unused_configmaps(desired: Desired, seen: Snapshot) -> list[Action]:
@@ -175,7 +169,7 @@ def _unused_configmaps(desired: Desired, seen: Snapshot) -> list[Action]:
         for ref, old in sorted(seen.children.items())
         if ref.kind == "ConfigMap"
         and ref.name not in used
-        and region_of(old) == desired.child.region
+        and ref.region == desired.child.region
         and is_ours(old, seen)
         and "deletionTimestamp" not in old["metadata"]
     ]

@@ -165,6 +165,12 @@ def _under_way(course: _Course) -> Rollout:
         serving = older if num_left else "no older engine is left to serve"
         message = f"pod {failing.name}: {failing.failure}; {serving}. Correct the spec, or put back what it was"
         return replace(rollout, reason=Reason.NEW_ENGINE_FAILS, message=message)
+    if course.live["spec"].get("paused"):
+        name = course.live["metadata"]["name"]
+        message = (
+            f"somebody has paused Deployment {name}; `kubectl rollout resume deployment/{name}` lets the roll-out go on"
+        )
+        return replace(rollout, reason=Reason.PAUSED, message=message)
     refused = _refusal(course.live)
     if not pods.waiting and refused is None:
         return rollout
@@ -194,7 +200,7 @@ def _blocked(course: _Course, rollout: Rollout, refused: tuple[datetime, str] | 
     since = max(since, time_of(told["lastTransitionTime"])) if told else since
     left_s = (since + timedelta(seconds=_patience_s(course)) - course.now).total_seconds()
     if rollout.strategy == "Drain" or not _would_help(course, words):
-        return replace(rollout, reason=reason, message=f"{words}. {_remedy(course)}")
+        return replace(rollout, reason=reason, message=f"{words.rstrip('.')}. {_remedy(course, reason)}")
     if course.spec.rollout.strategy == "Surge":
         remedy = "make room, or set rollout.strategy to Auto or Drain to have an older engine stopped first"
         return replace(rollout, reason=reason, message=f"{words}; {remedy}")
@@ -236,7 +242,9 @@ def _drain_message(waiting: PodState | None, leaving: Sequence[PodState]) -> str
     return f"pod {last.name} finishes its requests on node {last.node}{until}; then {heir} takes its place"
 
 
-def _remedy(course: _Course) -> str:
+def _remedy(course: _Course, reason: Reason) -> str:
+    if reason is Reason.PODS_NOT_CREATED:
+        return "Correct what it names, in the namespace or in the spec"
     if course.pods.old:
         return "The older engines go on serving meanwhile; add a node that fits, or put back what the spec was"
     return "Add a node that fits, or change the spec"

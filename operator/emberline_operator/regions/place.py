@@ -160,11 +160,7 @@ def _can_serve(placement: RegionPlacement, seen: Snapshot) -> bool:
 
 
 def _left(named: Iterable[str], seen: Snapshot) -> list[str]:
-    regions = {
-        str(live["metadata"].get("labels", {}).get(names.LABEL_REGION, ""))
-        for live in seen.children.values()
-        if _is_own(live, seen)
-    }
+    regions = {ref.region for ref, live in seen.children.items() if _is_own(live, seen)}
     return sorted(regions - {*named, ""})
 
 

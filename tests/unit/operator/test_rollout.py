@@ -446,10 +446,27 @@ def test_a_quota_that_leaves_no_room_for_a_surge_is_as_a_missing_gpu() -> None:
     case.status("ReplicaSetUpdated", replicas=1, updatedReplicas=0, conditions=[refused("violates PodSecurity", 40)])
     judged = case.judge()
     assert (judged.strategy, judged.reason) == ("Surge", Reason.PODS_NOT_CREATED)
-    assert "violates PodSecurity" in judged.message
+    assert judged.message == "violates PodSecurity. Correct what it names, in the namespace or in the spec"
     case.status("ReplicaSetUpdated", replicas=0, updatedReplicas=0, conditions=[refused(words, 40)])
     case.pods = [replace(case.pods[0], terminating=True)]
     assert case.judge().reason is Reason.WAITING_FOR_DRAIN
+
+
+def test_a_roll_out_that_somebody_has_paused_says_so() -> None:
+    case = rolling()
+    case.live["spec"]["paused"] = True
+    case.status("DeploymentPaused", replicas=1, updatedReplicas=0)
+    case.pods = [pod for pod in case.pods if pod.name == "old-1"]
+    judged = case.judge()
+    assert (judged.reason, judged.is_over) == (Reason.PAUSED, False)
+    assert f"kubectl rollout resume deployment/{ME.name}" in judged.message
+    case.pods.clear()
+    case.pod("new-1", case.new, node="node-1", ready=True)
+    case.status("DeploymentPaused", replicas=1, updatedReplicas=1)
+    assert case.judge().reason is Reason.PAUSED, "until it is resumed"
+    case.live["spec"]["paused"] = False
+    case.status("NewReplicaSetAvailable", replicas=1, updatedReplicas=1)
+    assert case.judge().is_over
 
 
 def test_when_it_is_over() -> None:

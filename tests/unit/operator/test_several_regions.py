@@ -73,6 +73,25 @@ def test_each_region_has_its_own_objects() -> None:
         assert {"key": names.LABEL_TOPOLOGY_REGION, "operator": "In", "values": [region]} in term["matchExpressions"]
 
 
+@pytest.mark.parametrize("label", ["us-1", "nowhere", None])
+def test_a_label_that_somebody_has_changed_is_put_back_and_stops_nothing(label: str | None) -> None:
+    store = world("eu-1")
+    store.settle()
+    run(store, "eu-1")
+    before = dict(store.children)
+    for child in store.children.values():
+        if label is None:
+            del child["metadata"]["labels"][names.LABEL_REGION]
+        else:
+            child["metadata"]["labels"][names.LABEL_REGION] = label
+    first = store.decide().actions
+    assert first, "the labels are not what they should be"
+    assert all(isinstance(action, Apply) for action in first), first
+    store.settle()
+    assert store.children.keys() == before.keys()
+    assert {child["metadata"]["labels"][names.LABEL_REGION] for child in store.children.values()} == {"eu-1"}
+
+
 def test_floors_count_in_each_region() -> None:
     store = world("eu-1", "us-1", scaling={"minReplicas": 2})
     store.settle()

@@ -101,7 +101,8 @@ async def replica(rig: OperatorRig, name: str, folder: Path, **changes: Any) -> 
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-W", "error", "-c", _RUN, json.dumps(told),
+            # A process that must end at once closes no connection gently.
+            sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", _RUN, json.dumps(told),
             env={key: os.environ[key] for key in ("PATH", "HOME", "PYTHONPATH") if key in os.environ},
             stdout=output, stderr=output,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from emberline_operator.hardware.gpu_table import make_table
 from emberline_operator.plan.actions import Action, Ask, Evict, Plan
 from emberline_operator.plan.belonging import Belonging, own_deployments, sort_out
 from emberline_operator.plan.children import make_desired
+from emberline_operator.plan.fence import fence, most_of
 from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.notices import notices_of
 from emberline_operator.plan.region import Case, RegionPlan, plan_region, soonest
@@ -61,7 +62,7 @@ def _accepted(found: Findings, accepted: Accepted, seen: Snapshot, install: Inst
         case Ask():
             return belonging
         case Belonging(strangers=strangers) if strangers:
-            return _rejected(found, _taken(strangers), now, TAKEN_POLL_S)
+            return _rejected(found, _taken(strangers), now, placements)
         case Belonging(leftovers=leftovers) if leftovers:
             # The garbage collector deletes what an earlier endpoint of this name left.
             found = replace(found, regions=tuple(_bare(placement, seen) for placement in placements))
@@ -81,8 +82,13 @@ def _accepted(found: Findings, accepted: Accepted, seen: Snapshot, install: Inst
     return _plan(found, actions, now, soonest(*(plan.check_in_s for plan in plans)))
 
 
-def _rejected(found: Findings, rejection: Rejection, now: datetime, again_s: float | None = None) -> Plan:
-    """Nothing is touched but what residency forbids. What runs goes on, and status still tells of it."""
+def _rejected(
+    found: Findings, rejection: Rejection, now: datetime, placements: Sequence[RegionPlacement] | None = None
+) -> Plan:
+    """Nothing is touched but what residency forbids. What runs goes on, and status still tells of it.
+
+    `placements`: None if the spec could not be read.
+    """
     seen = found.seen
     live = own_deployments(seen)
     found = replace(
@@ -98,20 +104,18 @@ def _rejected(found: Findings, rejection: Rejection, now: datetime, again_s: flo
             for name, deployment in live.items()
         ),
     )
-    if found.residency is None:
-        records = [
-            RegionPlacement(
-                name,
-                record_of(deployment, name),
-                may_start=False,
-                is_wanted=True,
-                reason=Reason.PENDING,
-                message="",
-            )
-            for name, deployment in live.items()
-        ]
-        found = replace(found, residency=judge(residency_of(seen.endpoint, live), seen, records, now))
-    return _plan(found, (), now, again_s)
+    if placements is not None:
+        return _plan(found, fence(placements, seen), now, TAKEN_POLL_S)
+    spec = residency_of(seen.endpoint, live)
+    records = [
+        RegionPlacement(
+            name, record_of(deployment, name), may_start=False, is_wanted=True, reason=Reason.PENDING, message=""
+        )
+        for name, deployment in live.items()
+    ]
+    residency = judge(spec, seen, records, now)
+    placements = [replace(it, most=most_of(spec, seen, it.region, it.decision, residency)) for it in records]
+    return _plan(replace(found, residency=residency), fence(placements, seen), now, None)
 
 
 def _plan(found: Findings, actions: Sequence[Action], now: datetime, again_s: float | None) -> Plan:

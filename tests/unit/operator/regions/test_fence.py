@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from emberline_operator.plan.actions import Apply, Evict, Scale
+from emberline_contract import names
+from emberline_operator.plan.actions import Apply, Delete, Evict, Scale
 from emberline_operator.regions.record import record_of
-from emberline_operator.snapshot import Ref
+from emberline_operator.snapshot import MetricsApi, NodeState, Ref
 from support.operator_objects import NOW, Raw, Store, condition_of, make_endpoint, make_pod_state, quiet
 
 EU_CHILD = Ref("Deployment", "tiny--eu")
@@ -19,11 +23,14 @@ def regions(*jurisdictions: str, **spec: Any) -> Raw:
     return {"eu": {"metadata": {"name": "eu"}, "spec": {"jurisdictions": list(jurisdictions), **spec}}}
 
 
-def serving(**spec: Any) -> Store:
+def serving(*, via: str = "Auto", has_metrics: bool = False, **spec: Any) -> Store:
     """Two engines in region `eu`, which lies in the EU as it must."""
     placement = {"regions": ["eu"], "residency": {"jurisdictions": ["EU"]}}
     store = Store(
-        make_endpoint(placement=placement, scaling={"minReplicas": 2}, **spec), regions=regions("EU"), demand=quiet(1)
+        make_endpoint(placement=placement, scaling={"minReplicas": 2, "via": via}, **spec),
+        regions=regions("EU"),
+        demand=quiet(1),
+        metrics_api=MetricsApi(is_ours=has_metrics),
     )
     store.settle()
     template = store.children[EU_CHILD]["spec"]["template"]["metadata"]["annotations"]["emberline.dev/template-hash"]
@@ -112,3 +119,57 @@ def test_a_new_selector_moves_the_engines() -> None:
     (apply,) = [action for action in plan.actions if isinstance(action, Apply) and action.ref == EU_CHILD]
     assert "pool" in str(apply.body["spec"]["template"]["spec"]["affinity"])
     assert not [action for action in plan.actions if isinstance(action, Evict)]
+
+
+def unread(store: Store) -> None:
+    """The newest spec cannot be acted on; its placement can be read."""
+    store.endpoint = copy.deepcopy(store.endpoint)
+    store.endpoint["metadata"]["generation"] += 1
+    store.endpoint["spec"]["scaling"]["idleAfter"] = "1 day"
+
+
+def taken(store: Store) -> None:
+    """Somebody has put an object of theirs in the place of a child."""
+    del store.children[Ref("Service", "tiny--eu")]["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize("reject", [unread, taken])
+def test_an_endpoint_that_is_not_accepted_is_fenced_too(reject: Callable[[Store], None]) -> None:
+    """Else the ReplicaSet makes each engine that is evicted anew, in the region that is forbidden."""
+    store = serving()
+    reject(store)
+    assert store.decide().actions == (), "what runs where it may goes on"
+    store.regions = regions("CH")
+    scale, *evictions = store.decide().actions
+    assert isinstance(scale, Scale)
+    assert (scale.ref, scale.replicas, scale.resource_version) == (EU_CHILD, 0, "")
+    assert [e.pod for e in evictions if isinstance(e, Evict)] == ["a", "b"]
+    store.regions = regions("EU")
+    store.pods = (store.pods[0], replace(store.pods[1], node="n-ch"))
+    store.nodes["n-ch"] = NodeState("n-ch", {names.LABEL_TOPOLOGY_REGION: "ch"})
+    (eviction,) = store.decide().actions
+    assert isinstance(eviction, Evict), "an engine on a wrong node is made anew on a right one"
+
+
+def test_pods_without_a_region_are_not_made_anew_where_they_may_not_be() -> None:
+    store = Store(make_endpoint(scaling={"minReplicas": 1}), regions=regions("EU"), demand=quiet(1))
+    store.settle()
+    store.nodes = {"n-ch": NodeState("n-ch", {names.LABEL_TOPOLOGY_REGION: "ch"})}
+    store.regions |= {"ch": {"metadata": {"name": "ch"}, "spec": {"jurisdictions": ["CH"]}}}
+    store.pods = (make_pod_state("a", ready_s=300, node="n-ch", uid="a"),)
+    store.endpoint["spec"]["placement"] = {"regions": ["eu"], "residency": {"jurisdictions": ["EU"]}}
+    unread(store)
+    scale, eviction = store.decide().actions
+    assert isinstance(scale, Scale)
+    assert (scale.ref.name, scale.replicas) == ("tiny--default", 0)
+    assert isinstance(eviction, Evict)
+
+
+def test_no_autoscaler_is_left_where_nothing_may_start() -> None:
+    store = serving(has_metrics=True, via="HPA")
+    unread(store)
+    store.regions = regions("CH")
+    delete, scale, *_ = store.decide().actions
+    assert isinstance(delete, Delete)
+    assert delete.ref.kind == "HorizontalPodAutoscaler"
+    assert isinstance(scale, Scale)

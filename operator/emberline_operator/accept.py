@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from emberline_contract import names
 from emberline_contract.conditions import Reason
 from emberline_contract.quantities import duration_s
-from emberline_contract.resources import InferenceEndpointSpec
+from emberline_contract.resources import InferenceEndpointSpec, ResidencySpec
 from emberline_operator.snapshot import Json
 
 _SOURCE = re.compile(r"pvc://(?P<claim>[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?)(?:/(?P<folder>[A-Za-z0-9._/-]+))?")
@@ -76,10 +76,15 @@ def residency_of(endpoint: Json, regions: Iterable[str]) -> InferenceEndpointSpe
     model = {"source": "pvc://unread"}
     given = endpoint.get("spec", {}).get("placement", {})
     try:
-        return InferenceEndpointSpec.model_validate({"model": model, "placement": given})
+        spec = InferenceEndpointSpec.model_validate({"model": model, "placement": given})
     except ValidationError:
         named = [region for region in regions if region != names.DEFAULT_REGION]
         return InferenceEndpointSpec.model_validate({"model": model, "placement": {"regions": named}})
+    if not _wrong_durations(spec):
+        return spec
+    # A grace that cannot be read is the default's; the rest of the residency counts.
+    residency = spec.placement.residency.model_copy(update={"absence_grace": ResidencySpec().absence_grace})
+    return spec.model_copy(update={"placement": spec.placement.model_copy(update={"residency": residency})})
 
 
 def _complaints(error: ValidationError) -> list[str]:

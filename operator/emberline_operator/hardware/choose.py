@@ -129,7 +129,8 @@ def _holds(member: Hardware, need: Need) -> bool:
 
 def _too_large(gpu_class: GpuClass, need: Need, format_: Format) -> Rejected:
     memory = max(m.gpu.memory_bytes or 0 for m in gpu_class.members)
-    gpus = math.ceil(need.total_bytes / memory)
+    # A pool may be declared with no memory at all.
+    gpus = math.ceil(need.total_bytes / memory) if memory else math.inf
     per_node = max(m.gpus_per_node for m in gpu_class.members)
     numbers = f"{format_} needs {need.text} and one has {gib_text(memory)}"
     # Slices and shared GPUs cannot work together.

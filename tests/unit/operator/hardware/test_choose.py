@@ -25,6 +25,13 @@ def pool(name: str = "spot", **fields: Any) -> GpuPool:
     return GpuPool.model_validate({"name": name, **given})
 
 
+@pytest.mark.parametrize("memory", ["0", "1m"])
+def test_a_pool_without_memory_holds_nothing(memory: str) -> None:
+    no = refused([], pools=[pool(memory=memory)])
+    assert no.reason is Reason.DOES_NOT_FIT
+    assert "one has 0.0 GiB" in no.message
+
+
 def test_a_lone_class_is_chosen_with_its_reason() -> None:
     choice = chosen([gpu_node("h100", count=8)])
     assert (choice.gpu_class, choice.format, choice.dtype, choice.quantization) == ("h100", "fp8", "bf16", "fp8")

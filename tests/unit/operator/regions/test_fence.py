@@ -128,12 +128,18 @@ def unread(store: Store) -> None:
     store.endpoint["spec"]["scaling"]["idleAfter"] = "1 day"
 
 
+def graceless(store: Store) -> None:
+    """What cannot be read is the residency's own grace."""
+    unread(store)
+    store.endpoint["spec"]["placement"]["residency"]["absenceGrace"] = "1 day"
+
+
 def taken(store: Store) -> None:
     """Somebody has put an object of theirs in the place of a child."""
     del store.children[Ref("Service", "tiny--eu")]["metadata"]["ownerReferences"]
 
 
-@pytest.mark.parametrize("reject", [unread, taken])
+@pytest.mark.parametrize("reject", [unread, graceless, taken])
 def test_an_endpoint_that_is_not_accepted_is_fenced_too(reject: Callable[[Store], None]) -> None:
     """Else the ReplicaSet makes each engine that is evicted anew, in the region that is forbidden."""
     store = serving()

@@ -81,7 +81,8 @@ def status_delay_s(endpoint: Json, status: Json, written: datetime | None, now: 
     is_flip = _signs(before) != _signs(status) or before.get("observedGeneration") != status.get("observedGeneration")
     if written is None or is_flip:
         return 0.0
-    return max(0.0, STATUS_PERIOD_S - (now - written).total_seconds())
+    # Not longer than the period, also after the clock has been set back.
+    return min(STATUS_PERIOD_S, max(0.0, STATUS_PERIOD_S - (now - written).total_seconds()))
 
 
 def status_object(endpoint: Json, status: Json) -> Json:

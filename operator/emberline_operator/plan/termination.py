@@ -66,4 +66,5 @@ def is_order_right(pods: Sequence[PodState], costs: Mapping[str, int]) -> bool:
 
 def _is_due(pod: PodState, now: datetime) -> bool:
     written = pod.deletion_cost_written
-    return written is None or (now - written).total_seconds() >= PERIOD_S
+    # One of the future is no memory of a write: a clock was ahead, or somebody has edited the annotation.
+    return written is None or written > now or (now - written).total_seconds() >= PERIOD_S

@@ -297,6 +297,9 @@ async def test_status_waits_unless_a_condition_flips(rig: Rig) -> None:
     outcome = await rig.one_pass()
     assert "status" not in rig.cluster.log, "only a message differs"
     assert outcome.again_s == pytest.approx(STATUS_PERIOD_S - 1)
+    rig.now -= timedelta(hours=1)
+    assert (await rig.one_pass()).again_s == STATUS_PERIOD_S, "the clock has been set back"
+    rig.now += timedelta(hours=1)
     rig.cluster.store.endpoint["metadata"]["generation"] = 2
     rig.cluster.put(ENDPOINTS.kind, rig.cluster.store.endpoint)
     await rig.one_pass()

@@ -85,6 +85,7 @@ def test_at_most_once_a_pod_in_its_period() -> None:
     told = demand({"a": 8, "b": 1})
     assert written([pod("a", 1, written_s=PERIOD_S - 1), pod("b", 3, written_s=PERIOD_S)], told) == {"b": 1}
     assert written([pod("a", 1, written_s=PERIOD_S), pod("b", 3, written_s=1)], told) == {"a": 4}
+    assert written([pod("a", 1, written_s=-3600), pod("b", 3, written_s=1)], told) == {"a": 4}, "a clock was ahead"
 
 
 def test_the_steps_are_coarse() -> None:

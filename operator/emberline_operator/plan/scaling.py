@@ -224,11 +224,14 @@ def _unless_same(case: _Case, replicas: int, why: str) -> _Wish | None:
 
 
 def _alive(case: _Case) -> int:
-    """Engines that have a node and had it before it became unknown where the region is, and may stay."""
+    """Engines that may stay. Where it is unknown where the region is, they had a node before it became so."""
     decision, most = case.placement.decision, case.placement.most
     since = decision.unknown_since if decision else None
-    here = sum(bool(pod.node) and not pod.terminating and (since is None or pod.created <= since) for pod in case.pods)
-    return here if most is None else min(here, most)
+    alive = [pod for pod in case.pods if not pod.terminating]
+    bound = [pod for pod in alive if pod.node and (since is None or pod.created <= since)]
+    if most is None:
+        return len(bound)
+    return min(len(alive if since is None else bound), most)
 
 
 def _write(case: _Case, wish: _Wish) -> Scale | Sleep:

@@ -82,7 +82,10 @@ class _Site:
             message = f"{message}; {self._standing.why}, and no region inside can serve (residency.mode Prefer)"
         if not outcome.is_current:
             message = f"{message}. Nothing new is placed meanwhile"
-            return self._still(outcome.reason, message)
+            # Residency has nothing against engines that still wait: to have fewer replicas would make a roll-out that is under
+            # way stop the one that serves.
+            there = sum(not (pod.terminating or pod.has_ended or verdict.must_go) for pod, verdict in self._verdicts)
+            return self._still(outcome.reason, message, most=there)
         return RegionPlacement(
             self.name, outcome.decision, may_start=True, is_wanted=True, reason=outcome.reason, message=message,
             check_in_s=outcome.check_in_s,

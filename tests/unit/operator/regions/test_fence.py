@@ -179,3 +179,19 @@ def test_no_autoscaler_is_left_where_nothing_may_start() -> None:
     assert isinstance(delete, Delete)
     assert delete.ref.kind == "HorizontalPodAutoscaler"
     assert isinstance(scale, Scale)
+
+
+def test_an_edit_that_cannot_be_placed_lets_a_roll_out_that_waits_keep_the_engine_that_serves() -> None:
+    """With fewer replicas the controller would stop it: the new one, which has no node, counts as one of them."""
+    store = serving()
+    store.pods = (store.pods[0], make_pod_state("new", region="eu", template_hash="newer", unschedulable="0/1 nodes"))
+    store.endpoint = copy.deepcopy(store.endpoint)
+    store.endpoint["metadata"]["generation"] += 1
+    store.endpoint["spec"]["accelerator"] = {"kind": "Nvidia", "types": ["zzz"], "count": 1}
+    plan = store.settle()
+    assert condition_of(plan, "Placed")["reason"] == "NoSuchGpu"
+    assert condition_of(plan, "Ready")["status"] == "True"
+    assert store.children[EU_CHILD]["spec"]["replicas"] == 2
+    store.regions = regions("CH")
+    store.settle()
+    assert store.children[EU_CHILD]["spec"]["replicas"] == 0

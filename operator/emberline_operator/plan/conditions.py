@@ -58,7 +58,7 @@ def with_failure(status: Json, before: Json, message: str, now: datetime, *, is_
 
     `is_invalid`: what the spec asks for makes no valid object, so nothing changes until the spec does, and nothing is on its way.
     """
-    then = "correct the field of the spec that it comes from" if is_invalid else "it is tried again"
+    then = "correct what it comes from, in the spec or in its InferenceRegion" if is_invalid else "it is tried again"
     message = f"{_cut(message, MAX_MESSAGE - len(then) - 2)}; {then}"
     verdicts = [Verdict(ConditionType.DEGRADED, "True", Reason.APPLY_FAILED, message)]
     planned = {condition["type"]: condition for condition in status.get("conditions", ())}

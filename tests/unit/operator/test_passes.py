@@ -372,7 +372,7 @@ async def test_an_object_that_can_never_be_valid_is_nothing_that_is_on_its_way(r
     for kind in ("Ready", "Stalled", "Degraded"):
         message = rig.condition(kind)["message"]
         assert message.startswith("PATCH /d: spec.template.labels")
-        assert message.endswith("…; correct the field of the spec that it comes from")
+        assert message.endswith("…; correct what it comes from, in the spec or in its InferenceRegion")
     rig.cluster.failures.clear()
     await rig.settle()
     assert rig.condition("Stalled") == {}

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import yaml
 from aiohttp import web
 
-from emberline_contract import http, names
+from emberline_contract import http, metrics, names
 from emberline_contract.crd import all_crds
 from emberline_contract.http import DemandAnswer, EndpointDemand
 from emberline_local.node_api import NodeApi
@@ -52,6 +53,20 @@ class Operator:
     """The process that is measured."""
 
     process: asyncio.subprocess.Process
+    health_port: int
+
+    async def num_passes(self) -> int:
+        """Passes since its start; 0 while it does not answer yet."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{self.health_port}{http.METRICS}") as answer,
+            ):
+                text = await answer.text()
+        except aiohttp.ClientError:
+            return 0
+        name = f"{metrics.OPERATOR_PASSES}_total{{"
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)))
 
     @property
     def rss_mib(self) -> float:
@@ -198,7 +213,7 @@ class Bench:
     @contextlib.asynccontextmanager
     async def operator(self) -> AsyncIterator[Operator]:
         """Run the operator inside, ended as SIGTERM ends it."""
-        told = {
+        told: Raw = {
             "health_port": free_port(),
             "kubeconfig": str(self.folder / "operator.kubeconfig"),
             "token": str(self.folder / "token"),
@@ -209,7 +224,7 @@ class Bench:
             sys.executable, OPERATOR, "--operator", json.dumps(told), stdout=log, stderr=log
         )
         try:
-            yield Operator(process)
+            yield Operator(process, told["health_port"])
             if process.returncode is not None:
                 raise RuntimeError(f"the operator ended: {(self.folder / 'operator.log').read_text()[-3000:]}")
         finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import shutil
 import statistics
@@ -45,6 +46,7 @@ async def run_operator(told: str) -> None:
     from emberline_operator import main
     from emberline_operator.settings import Install, Settings
 
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     wish = json.loads(told)
     await main.run(
         Settings(
@@ -117,6 +119,10 @@ async def _is_count(found: Awaitable[int], wanted: int) -> bool:
     return await found == wanted
 
 
+async def _is_least(found: Awaitable[int], wanted: int) -> bool:
+    return await found >= wanted
+
+
 async def measure(bench: Bench, options: argparse.Namespace) -> Raw:
     """All phases in their order."""
     keys = [(bench.namespaces[n % NUM_NAMESPACES], f"e{n}") for n in range(options.endpoints)]
@@ -133,6 +139,9 @@ async def measure(bench: Bench, options: argparse.Namespace) -> Raw:
     say("a quiet restart")
     bench.audit.read()
     async with bench.operator() as operator:
+        took_s = await bench.until("each looked at", lambda: _is_least(operator.num_passes(), len(keys)), 300)
+        say(f"each looked at after {took_s:.0f} s")
+        result["restart_s"] = round(took_s, 1)
         await asyncio.sleep(30)
         events = bench.audit.read()
         result["quiet_writes"] = sum(map(is_write, events))

@@ -78,7 +78,12 @@ def api_server(folder: Path, etcd_port: int, port: int, audit_file: Path | None)
         f"--proxy-client-key-file={folder}/front-proxy.key",
     ]
     if audit_file is not None:
-        flags += [f"--audit-policy-file={folder}/audit-policy.json", f"--audit-log-path={audit_file}"]
+        # One file, however long: who reads it looks for all that was done.
+        flags += [
+            f"--audit-policy-file={folder}/audit-policy.json",
+            f"--audit-log-path={audit_file}",
+            "--audit-log-maxsize=100000",
+        ]
     return flags
 
 

@@ -42,7 +42,8 @@ def test_endpoints_have_their_short_name_and_rules(plane: TestPlane) -> None:
     refused = plane.run_kubectl("create", "-f", "-", stdin=json.dumps(bad))
     assert refused.returncode != 0
     assert "scaling.minReplicas must not be larger than scaling.maxReplicas" in refused.stderr
-    assert plane.kubectl("get", "iep", "-A", "-o", "name") == ""
+    # Other tests of the session may have left endpoints whose namespace is going.
+    assert "/bad" not in plane.kubectl("get", "iep", "-A", "-o", "name")
 
 
 def test_the_audit_log_names_who_asked_for_what(plane: TestPlane) -> None:

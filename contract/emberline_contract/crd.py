@@ -132,13 +132,14 @@ def endpoint_crd() -> dict[str, Any]:
         **ENDPOINT_RULES,
     }
     columns = [
-        _column("Model", ".spec.model.source"),
         _column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
         _column("Reason", ".status.conditions[?(@.type=='Ready')].reason"),
-        _column("Replicas", ".status.replicas", "integer"),
-        _column("Regions", ".status.regions[*].name", priority=1),
+        # Texts of their own: of a path with several matches the API server shows the first one only.
+        _column("Replicas", ".status.readyOfDesired"),
+        _column("Regions", ".status.regionNames"),
         _column("Precision", ".status.precision.format"),
-        _column("URL", ".status.url"),
+        _column("Model", ".spec.model.source", priority=1),
+        _column("URL", ".status.url", priority=1),
         _AGE,
     ]
     return _crd(
@@ -174,8 +175,8 @@ def region_crd() -> dict[str, Any]:
         **REGION_RULES,
     }
     columns = [
+        # Shown as JSON, and so in full. A region has no status to hold a text for the table, and the pools do not fit as JSON.
         _column("Jurisdictions", ".spec.jurisdictions"),
-        _column("Pools", ".spec.gpuPools[*].name", priority=1),
         _AGE,
     ]
     return _crd(names.REGION_KIND, names.REGION_PLURAL, names.REGION_SHORT, "Cluster", schema, columns)

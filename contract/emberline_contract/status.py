@@ -91,6 +91,10 @@ class InferenceEndpointStatus(ContractModel):
     """Engines that should run, over all regions."""
     ready_replicas: int | None = None
     """Engines that can answer, over all regions."""
+    ready_of_desired: str | None = Field(default=None, max_length=32)
+    """Both as one text for the table of `kubectl get`, such as `1/2`: engines that can answer, of those that should run."""
+    region_names: str | None = Field(default=None, max_length=1100)
+    """Names of `regions` as one text for the table of `kubectl get`, such as `eu,us`."""
     selector: str | None = Field(default=None, max_length=1024)
     """Labels of the engines' pods, as a selector."""
     precision: PrecisionStatus | None = None

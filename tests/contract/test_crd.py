@@ -144,7 +144,14 @@ def test_identity() -> None:
         },
     }
     columns = [column["name"] for column in endpoint["spec"]["versions"][0]["additionalPrinterColumns"]]
-    assert columns == ["Model", "Ready", "Reason", "Replicas", "Regions", "Precision", "URL", "Age"]
+    assert columns == ["Ready", "Reason", "Replicas", "Regions", "Precision", "Model", "URL", "Age"]
+
+
+def test_a_column_has_one_value() -> None:
+    """Of several matches the API server prints the first one only."""
+    for crd in CRDS.values():
+        for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]:
+            assert "[*]" not in column["jsonPath"], column
 
 
 def test_rules_name_the_field_that_they_are_about() -> None:

@@ -33,6 +33,7 @@ def make_status(found: Findings, now: datetime) -> Json:
         "conditions": stamp(all_verdicts(found, before), before, seen.generation, now),
         "replicas": sum(region.num_alive for region in found.regions),
         "readyReplicas": found.num_ready,
+        "readyOfDesired": f"{found.num_ready}/{found.desired}",
     }
     if found.rejection is None:
         status["url"] = found.url
@@ -43,6 +44,7 @@ def make_status(found: Findings, now: datetime) -> Json:
         status["selector"] = _selector(found)
     if found.regions:
         status["regions"] = [_region(region) for region in found.regions[:MAX_REGIONS]]
+        status["regionNames"] = ",".join(region["name"] for region in status["regions"])
     active = _last_active(before, found)
     via = found.via.mode if found.via else before.get("scaling", {}).get("via", "Operator")
     status["scaling"] = {"via": via, **({"lastActiveTime": active} if active else {})}

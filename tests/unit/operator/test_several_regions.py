@@ -110,6 +110,7 @@ def test_status_speaks_of_each_and_of_all() -> None:
         {"name": "us-1", "desired": 0, "ready": 0},
     ]
     assert (plan.status["replicas"], plan.status["readyReplicas"]) == (2, 2)
+    assert (plan.status["readyOfDesired"], plan.status["regionNames"]) == ("2/2", "eu-1,us-1")
     assert plan.status["selector"] == "app.kubernetes.io/name=emberline-runtime,emberline.dev/endpoint=tiny"
     assert condition_of(plan, "Ready")["message"] == "2 of 2 engines are ready"
 

@@ -272,6 +272,7 @@ def test_counts_follow_the_pods() -> None:
     status = store.decide().status
     assert (status["replicas"], status["readyReplicas"]) == (2, 1)
     assert status["regions"] == [{"name": "default", "desired": 2, "ready": 1}]
+    assert (status["readyOfDesired"], status["regionNames"]) == ("1/2", "default")
 
 
 def test_the_next_look_comes_when_it_may_be_idle() -> None:

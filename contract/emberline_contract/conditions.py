@@ -60,7 +60,8 @@ class Reason(StrEnum):
     ALIAS_SERVED = "AliasServed"
     """`model.servedName` reaches this endpoint."""
     NAME_CONFLICT = "NameConflict"
-    """An older endpoint has that `model.servedName`; this one is reached as `<namespace>/<name>`."""
+    """An older endpoint has that `model.servedName`, or another one is `<namespace>/<name>` of just that; this one is reached as its
+    own `<namespace>/<name>`."""
     # Placed
     ANYWHERE = "Anywhere"
     """No region was asked for: any node will do."""

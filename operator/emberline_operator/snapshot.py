@@ -187,6 +187,8 @@ class Snapshot:
     """By region, as the last pass has left them; a region is missing until the first pass that looked at its demand."""
     rivals: tuple[Rival, ...] = ()
     """Other endpoints with the same `model.servedName`, the oldest first."""
+    is_shadowed: bool = False
+    """Whether `model.servedName` is `<namespace>/<name>` of another endpoint, which has it then."""
     features: Features = Features()
     foreign_hpas: tuple[Json, ...] = ()
     """HorizontalPodAutoscalers of others whose target is a Deployment of the endpoint."""

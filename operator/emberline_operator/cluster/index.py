@@ -41,6 +41,10 @@ class Index:
         """Served name that an endpoint asks for."""
         self._rivals: defaultdict[str, dict[Key, Rival]] = defaultdict(dict)
         self._left: dict[Key, str] = {}
+        self._there: set[Key] = set()
+        """All endpoints: the gateway goes by `<namespace>/<name>` before it goes by served names."""
+        self._came_or_went: set[str] = set()
+        """Qualified names of endpoints that are new or gone."""
         self._waiting: frozenset[Key] = frozenset()
         self._surging_children: dict[Key, tuple[Key, Json]] = {}
         """Deployment -> its endpoint and pod template."""
@@ -105,13 +109,19 @@ class Index:
         others = (rival for key, rival in self._rivals[wanted].items() if key != endpoint)
         return tuple(sorted(others, key=lambda rival: (rival.created, rival.namespace, rival.name)))
 
+    def is_shadowed(self, endpoint: Key) -> bool:
+        """Whether its served name is `<namespace>/<name>` of another endpoint."""
+        namespace, _, name = self._wanted.get(endpoint, "").partition("/")
+        return (namespace, name) != endpoint and (namespace, name) in self._there
+
     def take_rivals(self) -> frozenset[Key]:
         """Endpoints to which changes of other endpoints' served names matter; they are told once.
 
         Of all changes since it was last asked, because one may have come with the answer to a write and not by an event.
         """
         changed, self._left = self._left, {}
-        wanted = {*changed.values(), *(self._wanted.get(endpoint, "") for endpoint in changed)}
+        names_of_others, self._came_or_went = self._came_or_went, set()
+        wanted = {*changed.values(), *(self._wanted.get(endpoint, "") for endpoint in changed), *names_of_others}
         return frozenset(key for name in wanted if name for key in self._rivals.get(name, ())) - changed.keys()
 
     def _change_node(self, name: str, node: Json | None) -> None:
@@ -149,6 +159,9 @@ class Index:
             self._shown_gpus = None
 
     def _change_endpoint(self, key: Key, endpoint: Json | None) -> None:
+        if (endpoint is not None) != (key in self._there):
+            self._there ^= {key}
+            self._came_or_went.add(names.qualified_name(*key))
         before = self._wanted.pop(key, "")
         if before:
             self._rivals[before].pop(key, None)

@@ -1,4 +1,5 @@
-"""Whether `model.servedName` reaches the endpoint: of several that want one name, the oldest has it."""
+"""Whether `model.servedName` reaches the endpoint: another's `<namespace>/<name>` is its own, and of several that want one name the
+oldest has it."""
 
 from __future__ import annotations
 
@@ -14,6 +15,12 @@ def judge_alias(model: ModelSpec, seen: Snapshot) -> Verdict:
     alias, qualified = model.served_name, names.qualified_name(seen.namespace, seen.name)
     if alias is None:
         return Verdict(ConditionType.ALIAS_READY, "True", Reason.NO_ALIAS, f"clients put {qualified!r} in `model`")
+    if seen.is_shadowed:
+        message = (
+            f"model.servedName {alias!r} is the name of another endpoint, which always has it; this one is reached as"
+            f" {qualified!r}. Choose another name"
+        )
+        return Verdict(ConditionType.ALIAS_READY, "False", Reason.NAME_CONFLICT, message)
     metadata = seen.endpoint["metadata"]
     mine = Rival(time_of(metadata["creationTimestamp"]), seen.namespace, seen.name)
     holder = min((mine, *seen.rivals))

@@ -51,9 +51,11 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         status_written=remembered.status_written,
         nodes=caches.index.nodes,
         gpus_in_use=caches.index.gpus_in_use,
+        waiters=caches.index.waiters,
         metrics_api=read_metrics_api(s for s in services if s is not None),
         recommendations=remembered.recommendations,
         rivals=caches.index.rivals(key),
+        is_shadowed=caches.index.is_shadowed(key),
         features=features,
         foreign_hpas=tuple(hpa for hpa in caches[HPAS].of_endpoint(key) if not _is_labelled(hpa)),
     )

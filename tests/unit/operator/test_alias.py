@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -41,6 +42,14 @@ def test_the_oldest_has_it(rivals: tuple[Rival, ...], reason: Reason) -> None:
     verdict = judge_alias(ALIAS, seen(*rivals))
     assert verdict.reason is reason
     assert verdict.status == ("False" if reason is Reason.NAME_CONFLICT else "True")
+    assert "'team/tiny'" in verdict.message
+
+
+def test_another_endpoints_qualified_name_is_never_ours() -> None:
+    ours = replace(seen(YOUNGER), is_shadowed=True)
+    verdict = judge_alias(ModelSpec(source="pvc://models", served_name="zoo/zebra"), ours)
+    assert (verdict.status, verdict.reason) == ("False", Reason.NAME_CONFLICT)
+    assert "'zoo/zebra'" in verdict.message
     assert "'team/tiny'" in verdict.message
 
 

@@ -153,6 +153,42 @@ def test_the_count_is_that_of_counting_all(steps: list[tuple[str, str, int, bool
         )
 
 
+unplaced = st.lists(
+    st.tuples(st.sampled_from("pqrs"), st.sampled_from(["", "a"]), st.sampled_from("xy"), st.booleans()), max_size=20
+)
+
+
+@settings(**examples(50))
+@given(steps=unplaced)
+def test_who_finds_no_node_is_known_until_that_ends(steps: list[tuple[str, str, str, bool]]) -> None:
+    caches = Caches()
+    expected: dict[str, str] = {}
+    for name, on, owner, is_there in steps:
+        before = caches.index.waiters
+        held = {key: tuple(pods) for key, pods in before.items()}
+        labels = {names.LABEL_APP: names.RUNTIME_NAME, names.LABEL_ENDPOINT: owner}
+        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": f"Insufficient {GPU}"}
+        spec = {
+            "nodeSelector": {"disk": "fast"},
+            "containers": [{"name": "engine", "resources": {"limits": {GPU: "2"}}}],
+            **({"nodeName": on} if on else {}),
+        }
+        obj = put(
+            caches, PODS.kind, name, "team", metadata={"labels": labels}, spec=spec, status={"conditions": [said]}
+        )
+        expected[name] = "" if on else owner
+        if not is_there:
+            remove(caches, obj)
+            del expected[name]
+        assert {key: tuple(pods) for key, pods in before.items()} == held, "what a snapshot has been given stays"
+        waiters = {(key, waiter.pod) for key, pods in caches.index.waiters.items() for waiter in pods}
+        assert waiters == {(("team", owner), pod) for pod, owner in expected.items() if owner}
+    for pods in caches.index.waiters.values():
+        for waiter in pods:
+            assert (waiter.gpus, waiter.words) == ({GPU: 2}, f"Insufficient {GPU}")
+            assert waiter.spec["nodeSelector"] == {"disk": "fast"}
+
+
 # Whom it concerns.
 
 
@@ -237,6 +273,27 @@ def test_a_served_name_concerns_its_rivals_when_it_comes_changes_or_goes() -> No
     assert of(caches, third) == {"first", "third"}
     remove(caches, third)
     assert of(caches, third) == {"first", "third"}
+
+
+def test_a_served_name_that_is_another_endpoints_qualified_name() -> None:
+    caches = Caches()
+    alias = endpoint(caches, "alias", model={"source": "pvc://m", "servedName": "team/first"})
+    itself = endpoint(caches, "itself", model={"source": "pvc://m", "servedName": "team/itself"})
+    assert of(caches, alias) == {"alias"}
+    assert not caches.index.is_shadowed(("team", "alias"))
+    first = endpoint(caches, "first")
+    assert of(caches, first) == {"alias", "first"}
+    assert caches.index.is_shadowed(("team", "alias"))
+    shadowed = observe(caches, ("team", "alias"), Features(), Remembered())
+    assert shadowed is not None
+    assert shadowed.is_shadowed
+    endpoint(caches, "first", model={"source": "pvc://other"})
+    assert of(caches, first) == {"first"}, "it was there before"
+    remove(caches, first)
+    assert of(caches, first) == {"alias", "first"}
+    assert not caches.index.is_shadowed(("team", "alias"))
+    assert of(caches, itself) == {"itself"}
+    assert not caches.index.is_shadowed(("team", "itself")), "its own name is no conflict"
 
 
 def test_a_child_concerns_its_endpoint() -> None:

@@ -151,6 +151,19 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiter:
+    """An engine pod for which the scheduler has found no node."""
+
+    pod: str
+    gpus: Mapping[str, int]
+    """GPUs that it requests, by resource name."""
+    spec: Json
+    """Where it may go: the pod's nodeSelector, affinity and tolerations."""
+    words: str
+    """The scheduler's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Features:
     """What the API server can do that older ones cannot. A field that it does not know would be dropped and written for ever."""
 
@@ -180,6 +193,8 @@ class Snapshot:
     """Node -> resource -> GPUs that engines of any endpoint hold there. Other workloads' GPUs are not known: a free one is a hope."""
     surging: Mapping[tuple[str, str], tuple[Json, ...]] = field(default_factory=dict)
     """Other endpoints (namespace, name) whose roll-out may take a spare GPU now, with the pod templates that want one."""
+    waiters: Mapping[tuple[str, str], tuple[Waiter, ...]] = field(default_factory=dict)
+    """Endpoints (namespace, name) with engines that find no node for want of GPUs, maybe; this endpoint may be among them."""
     demands: Mapping[str, Demand] = field(default_factory=dict)
     """By region; a region that is not in it has not been asked about yet."""
     metrics_api: MetricsApi = MetricsApi()

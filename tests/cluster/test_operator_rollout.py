@@ -245,6 +245,34 @@ async def _one_drains(rig: OperatorRig) -> bool:
     return sorted(found) == ["Drain", "Surge"] and sorted(num_left) == [0, 1]
 
 
+async def test_no_engine_is_stopped_whose_gpu_another_endpoint_waits_for(rig: OperatorRig) -> None:
+    async with gpus(rig, 2), rig.operator():
+        await endpoint(rig)
+        (old,) = await load(rig, 1)
+        await rig.settled("tiny", "Serving")
+        await endpoint(rig, "greedy", scaling={"via": "External"})
+        await edit(rig, "greedy", replicas=2)
+        await load(rig, 1, "greedy")
+        await rig.settled("greedy", "Serving")
+        await eventually(lambda: _num_alive(rig, "greedy", 2), "the second engine of greedy waits")
+        await edit(rig, engine={"maxSequences": 7})
+        assert "of endpoint" in await blocked(rig, "WaitingForGpu")
+        await asyncio.sleep(PATIENCE_S + 1)
+        assert old["metadata"]["uid"] in uids(await alive(rig))
+        message = await blocked(rig, "WaitingForGpu")
+        assert f"{rig.namespace}/greedy, which waits for one" in message
+        await edit(rig, "greedy", replicas=1)
+        await blocked(rig, "WaitingForDrain")
+        await rig.end_pods("tiny")
+        (new,) = await load(rig, 1)
+        assert new["metadata"]["uid"] != old["metadata"]["uid"]
+        await rig.settled("tiny", "Serving")
+
+
+async def _num_alive(rig: OperatorRig, name: str, count: int) -> bool:
+    return len(await alive(rig, name)) == count
+
+
 async def test_a_b_a_and_rapid_edits_restart_no_more_than_they_must(rig: OperatorRig) -> None:
     """T24."""
     async with gpus(rig, 5), rig.operator():

@@ -12,7 +12,7 @@ from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS
 from emberline_operator.cluster.node_kinds import NodeKinds
 from emberline_operator.regions.region import read_region
-from emberline_operator.snapshot import Json, NodeState, Rival, holds_gpus, is_gpu, read_node, read_pod, time_of
+from emberline_operator.snapshot import Json, NodeState, Rival, Waiter, holds_gpus, is_gpu, read_node, read_pod, time_of
 
 Key = tuple[str, str]
 
@@ -49,6 +49,11 @@ class Index:
         self._surging_children: dict[Key, tuple[Key, Json]] = {}
         """Deployment -> its endpoint and pod template."""
         self._surging: Mapping[Key, tuple[Json, ...]] = {}
+        self._waiters: defaultdict[Key, dict[str, Waiter]] = defaultdict(dict)
+        """Endpoint -> pod -> engine that finds no node."""
+        self._waiter_of: dict[Key, Key] = {}
+        """Its pod -> endpoint."""
+        self._shown_waiters: Mapping[Key, tuple[Waiter, ...]] | None = None
         self._shown_nodes: Mapping[str, NodeState] | None = None
         self._shown_gpus: Mapping[str, Mapping[str, int]] | None = None
 
@@ -97,6 +102,14 @@ class Index:
         """Endpoints whose Deployments may start a GPU engine besides those that it replaces, just now; its pod templates."""
         return self._surging
 
+    @property
+    def waiters(self) -> Mapping[Key, tuple[Waiter, ...]]:
+        """Engines with GPUs for which the scheduler has found no node, by endpoint."""
+        if self._shown_waiters is None:
+            shown = {endpoint: tuple(pods.values()) for endpoint, pods in self._waiters.items()}
+            self._shown_waiters = MappingProxyType(shown)
+        return self._shown_waiters
+
     def endpoints_on(self, node: str) -> frozenset[Key]:
         """Endpoints with engines bound to a node."""
         return frozenset(self._on_node.get(node, ()))
@@ -136,12 +149,26 @@ class Index:
         before = self._pods.pop(key, None)
         if before is not None:
             self._count(*before, -1)
+        if key in self._waiter_of:
+            self._forget_waiter(key)
         endpoint = pod["metadata"].get("labels", {}).get(names.LABEL_ENDPOINT) if pod else None
-        if pod is None or endpoint is None or not holds_gpus(pod):
+        if pod is None or endpoint is None:
             return
         state = read_pod(pod)
-        self._pods[key] = (state.node, (key[0], endpoint), dict(state.gpus))
-        self._count(*self._pods[key], 1)
+        if state.unschedulable and state.gpus and not state.terminating:
+            self._waiter_of[key] = (key[0], endpoint)
+            self._waiters[key[0], endpoint][key[1]] = Waiter(key[1], state.gpus, pod["spec"], state.unschedulable)
+            self._shown_waiters = None
+        if holds_gpus(pod):
+            self._pods[key] = (state.node, (key[0], endpoint), dict(state.gpus))
+            self._count(*self._pods[key], 1)
+
+    def _forget_waiter(self, key: Key) -> None:
+        endpoint = self._waiter_of.pop(key)
+        del self._waiters[endpoint][key[1]]
+        if not self._waiters[endpoint]:
+            del self._waiters[endpoint]
+        self._shown_waiters = None
 
     def _count(self, node: str, endpoint: Key, gpus: dict[str, int], sign: int) -> None:
         on_node = self._on_node[node]

@@ -111,8 +111,10 @@ def _node(node: Json) -> Json:
 
 def _pod_spec(pod: Json) -> Json:
     spec = pod.get("spec", {})
+    # Where it may go matters until it is there.
+    where = () if spec.get("nodeName") else ("nodeSelector", "affinity", "tolerations")
     return {
-        **{key: spec[key] for key in ("nodeName", "volumes") if key in spec},
+        **{key: spec[key] for key in ("nodeName", "volumes", *where) if key in spec},
         "containers": [{"resources": container.get("resources", {})} for container in spec.get("containers", ())],
     }
 

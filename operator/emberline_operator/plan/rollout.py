@@ -19,12 +19,14 @@ from emberline_operator.decision import Decision
 from emberline_operator.desired.deployment import Strategy, strategy_of
 from emberline_operator.desired.template import signature
 from emberline_operator.plan.replicas import replicas_of
-from emberline_operator.plan.room import could_run, num_free_places, num_pool_places, num_rivals
-from emberline_operator.snapshot import Json, PodState, Snapshot, time_of, time_text
+from emberline_operator.plan.room import could_run, heir_of, num_free_places, num_pool_places, num_rivals
+from emberline_operator.snapshot import Json, PodState, Snapshot, Waiter, time_of, time_text
 
 PATIENCE_S: Final = 30.0
 OVERDUE_S: Final = 60.0
 """An engine that is still there so long after its end has an end that nobody can foretell: a node's trouble, not a drain."""
+HEIR_POLL_S: Final = 5.0
+"""How often to look whether another endpoint's engine still waits for the GPU that a drain would free."""
 _COMPLETE: Final = "NewReplicaSetAvailable"
 _QUOTA: Final = "exceeded quota"
 
@@ -140,6 +142,8 @@ def _start(
     if not own:
         # To stop an engine would make no room for a new one: what serves goes on until there is some.
         return "Surge"
+    if _find_heir(own, seen, region, replicas) is not None:
+        return "Surge"
     if under_way == "Drain":
         return "Drain"
     if not choice.resource_name:
@@ -204,6 +208,14 @@ def _blocked(course: _Course, rollout: Rollout, refused: tuple[datetime, str] | 
     if course.spec.rollout.strategy == "Surge":
         remedy = "make room, or set rollout.strategy to Auto or Drain to have an older engine stopped first"
         return replace(rollout, reason=reason, message=f"{words}; {remedy}")
+    heir = _find_heir(course.pods.dispensable, course.seen, course.decision.region, replicas_of(course.live))
+    if heir is not None:
+        endpoint, waiter = heir
+        message = (
+            f"{words.rstrip('.')}. The GPU of an older engine would go to pod {waiter.pod} of endpoint {endpoint}, which waits"
+            " for one, so none is stopped; add a GPU, or set rollout.strategy to Drain to have one stopped all the same"
+        )
+        return replace(rollout, reason=reason, message=message, check_in_s=HEIR_POLL_S)
     if left_s > 0:
         message = f"{words}. If there is no room in {left_s:.0f} s, an older engine is stopped first"
         return replace(rollout, reason=reason, message=message, check_in_s=left_s)
@@ -233,6 +245,13 @@ def _makes_room(pod: PodState, template: Json, choice: Choice, count: int, seen:
     if node is None or (choice.resource_name and pod.gpus.get(choice.resource_name, 0) < count):
         return False
     return could_run(template, choice, count, node)
+
+
+def _find_heir(pods: Sequence[PodState], seen: Snapshot, region: str, replicas: int) -> tuple[str, Waiter] | None:
+    """Another endpoint's engine that may get the GPU of one that a drain stops; None also if none that serves would be stopped."""
+    if sum(pod.is_routable for pod in _in(region, seen)) < replicas:
+        return None
+    return next((heir for pod in pods if (heir := heir_of(pod, seen)) is not None), None)
 
 
 def _drain_message(waiting: PodState | None, leaving: Sequence[PodState]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from emberline_contract import names
 from emberline_operator.choice import Choice
-from emberline_operator.snapshot import Json, NodeState, Snapshot, Taint
+from emberline_operator.snapshot import Json, NodeState, PodState, Snapshot, Taint, Waiter
 
 
 def could_run(template: Json, choice: Choice, count: int, node: NodeState) -> bool:
@@ -49,6 +49,35 @@ def num_rivals(template: Json, choice: Choice, count: int, region: str, seen: Sn
     return sum(
         any(_admits(node, rival) for node in nodes) or any(_names_pool(rival, pool["nodeSelector"]) for pool in pools)
         for rival in rivals
+    )
+
+
+def heir_of(pod: PodState, seen: Snapshot) -> tuple[str, Waiter] | None:
+    """The endpoint, as `namespace/name`, and the engine of it that waits for GPUs that this pod would leave.
+
+    Of two roll-outs whose surges wait for each other's GPUs, the first by name goes on: what the other may take it gives back
+    when it has surged.
+    """
+    node, me = seen.nodes.get(pod.node), (seen.namespace, seen.name)
+    if node is None or not pod.gpus:
+        return None
+    for endpoint, waiters in sorted(seen.waiters.items()):
+        if endpoint == me or (endpoint in seen.surging and endpoint > me):
+            continue
+        for waiter in waiters:
+            if _would_take(waiter, pod, node, seen):
+                return "/".join(endpoint), waiter
+    return None
+
+
+def _would_take(waiter: Waiter, pod: PodState, node: NodeState, seen: Snapshot) -> bool:
+    used = seen.gpus_in_use.get(node.name, {})
+    return _admits(node, waiter.spec) and all(
+        resource in pod.gpus
+        # Its own words tell what it lacks: one that waits for a claim would not take a GPU.
+        and f"Insufficient {resource}" in waiter.words
+        and count <= max(0, node.gpus.get(resource, 0) - used.get(resource, 0)) + pod.gpus[resource]
+        for resource, count in waiter.gpus.items()
     )
 
 

@@ -149,7 +149,8 @@ class Reconciler:
             surging = {
                 other: it for other, it in {**self._caches.index.surging, **self._surging}.items() if other != key
             }
-            seen = replace(seen, surging=surging, gpus_in_use=self._caches.index.gpus_in_use)
+            index = self._caches.index
+            seen = replace(seen, surging=surging, gpus_in_use=index.gpus_in_use, waiters=index.waiters)
             match decide(seen, self._install, self._clock()):
                 case Plan() as plan:
                     begun = [action.body for action in plan.actions if _begins_surge(action, seen)]

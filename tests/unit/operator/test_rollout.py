@@ -17,7 +17,7 @@ from emberline_operator.desired.child import Child
 from emberline_operator.desired.deployment import Strategy, make_deployment, strategy_of
 from emberline_operator.desired.template import make_template, signature
 from emberline_operator.plan.rollout import Rollout, judge_rollout
-from emberline_operator.snapshot import NodeState, PodState, Snapshot, Taint, time_text
+from emberline_operator.snapshot import NodeState, PodState, Snapshot, Taint, Waiter, time_text
 from support.decisions import CPU, H100, H100_LABELS, decision, gpu_node
 from support.operator_objects import INSTALL, NOW, UID, Raw, make_endpoint, make_pod_state
 
@@ -48,6 +48,7 @@ class Case:
         self.told: Raw = {}
         """RolloutBlocked in the live status."""
         self.surging: dict[tuple[str, str], tuple[Raw, ...]] = {}
+        self.waiters: dict[tuple[str, str], tuple[Waiter, ...]] = {}
 
     def template(self, configmap: str) -> Raw:
         source = ClaimSource("models", "tiny")
@@ -92,6 +93,7 @@ class Case:
             nodes={node.name: node for node in self.nodes},
             gpus_in_use=in_use,
             surging=self.surging,
+            waiters=self.waiters,
         )
         live = arguments.pop("live", self.live)
         wanted = self.new if template is None else template
@@ -200,6 +202,70 @@ def test_only_who_could_take_the_same_gpu_is_a_rival() -> None:
     assert with_rival(H100) == "Drain", "they wait for the same pool"
     elsewhere = ((Expression("example.com/pool", "In", ("other",)),),)
     assert with_rival(replace(H100, terms=elsewhere)) == "Surge"
+
+
+def waiter(words: str = NO_GPU, **parts: Any) -> Waiter:
+    """An engine of another endpoint that finds no node."""
+    spec = {"nodeSelector": {}, "tolerations": [], **parts.pop("spec", {})}
+    return replace(Waiter("greedy-2", {names.GPU_RESOURCE: 1}, spec, words), **parts)
+
+
+def test_no_engine_is_stopped_whose_gpu_another_endpoint_waits_for() -> None:
+    case = serving()
+    case.waiters = {("team", "greedy"): (waiter(),)}
+    assert case.judge().strategy == "Surge", "it does not begin to drain"
+    case = rolling()
+    case.stuck(3600)
+    case.waiters = {("team", "greedy"): (waiter(),)}
+    judged = case.judge()
+    assert (judged.strategy, judged.reason, judged.check_in_s) == ("Surge", Reason.WAITING_FOR_GPU, 5)
+    assert "pod greedy-2 of endpoint team/greedy" in judged.message
+    assert "rollout.strategy to Drain" in judged.message
+    case.waiters = {("team", "tiny"): (waiter(),)}
+    assert case.judge().strategy == "Drain", "its own pod waits, of course"
+
+
+def test_a_drain_that_is_asked_for_is_taken_whoever_waits() -> None:
+    case = serving(rollout={"strategy": "Drain"})
+    case.waiters = {("team", "greedy"): (waiter(),)}
+    assert case.judge().strategy == "Drain"
+
+
+@pytest.mark.parametrize(
+    ("what", "other", "expected"),
+    [
+        ("of another class", waiter(spec={"nodeSelector": {"class": "b"}}), "Drain"),
+        ("more than there would be", waiter(gpus={names.GPU_RESOURCE: 2}), "Drain"),
+        ("another resource", waiter("Insufficient amd.com/gpu", gpus={"amd.com/gpu": 1}), "Drain"),
+        ("it waits for its claim", waiter('persistentvolumeclaim "x" not found'), "Drain"),
+        ("the same", waiter(), "Surge"),
+    ],
+)
+def test_only_who_could_have_the_gpu_keeps_an_engine_from_being_stopped(
+    what: str, other: Waiter, expected: str
+) -> None:
+    case = serving()
+    case.waiters = {("team", "greedy"): (other,)}
+    assert case.judge().strategy == expected, what
+
+
+def test_where_none_that_serves_would_be_stopped_others_that_wait_do_not_matter() -> None:
+    case = Case(strategy="Surge")
+    case.pod("old-1", case.old, node="node-1", failure="it crashes")
+    case.roll()
+    case.status("ReplicaSetUpdated", replicas=2, updatedReplicas=1)
+    case.stuck(3600)
+    case.waiters = {("team", "greedy"): (waiter(),)}
+    assert case.judge().strategy == "Drain"
+
+
+def test_two_surges_do_not_wait_for_each_other_for_ever() -> None:
+    case = rolling()
+    case.stuck(3600)
+    for other, expected in (("greedy", "Surge"), ("zebra", "Drain")):
+        case.surging = {("team", other): (case.new,)}
+        case.waiters = {("team", other): (waiter(),)}
+        assert case.judge().strategy == expected, other
 
 
 @pytest.mark.parametrize(

@@ -83,4 +83,6 @@ class ResidencyVerdict:
     """Which pods must go now, and when to look again."""
 
     evictions: tuple[Eviction, ...] = ()
+    violations: tuple[Eviction, ...] = ()
+    """Pods that are where they must not be, those included that are ending already."""
     check_in_s: float | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from emberline_contract.conditions import ConditionType, Reason
+from emberline_operator.decision import Eviction
 from emberline_operator.plan.conditions import Truth, Verdict, truth
 from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.trouble import Trouble, find_trouble
@@ -62,15 +64,14 @@ def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdi
 def judge_degraded(found: Findings, before: Json) -> Verdict:
     """Whether something fails, also while requests are answered.
 
-    What made a start fail is still so at zero replicas, until the spec changes or another start shows otherwise.
+    What made a start fail is still so of an endpoint that has gone to sleep after it, until the spec changes or another start shows
+    otherwise.
     """
-    if found.residency is not None and found.residency.evictions:
-        evictions = found.residency.evictions
-        words = "; ".join(f"pod {eviction.pod}: {eviction.why}" for eviction in evictions[:5])
-        message = f"{len(evictions)} engines are where they must not be and are being stopped: {words}"
+    if found.residency is not None and found.residency.violations:
+        message = _where_they_must_not_be(found.residency.violations)
         return Verdict(ConditionType.DEGRADED, "True", Reason.RESIDENCY_VIOLATION, message)
     trouble = _worst_trouble(found)
-    if trouble is None and found.is_there and not found.desired:
+    if trouble is None and _sleeps(found):
         trouble = _last_trouble(before, found.seen.generation)
     if trouble is None:
         return Verdict(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, "nothing fails")
@@ -94,9 +95,34 @@ def _trouble(region: RegionFindings) -> Trouble | None:
     return find_trouble([pod for pod in region.pods if not pod.unschedulable], None)
 
 
+def _where_they_must_not_be(violations: Sequence[Eviction]) -> str:
+    """All pods by name, those of one reason together: there is one Event of it in ten minutes."""
+    pods: dict[str, list[str]] = {}
+    for violation in violations:
+        pods.setdefault(violation.why, []).append(violation.pod)
+    words = "; ".join(f"pod {', '.join(names)}: {why}" for why, names in pods.items())
+    many = len(violations) > 1
+    what = (
+        f"{len(violations)} engines are where they must not be and are"
+        if many
+        else "1 engine is where it must not be and is"
+    )
+    return f"{what} being stopped: {words}"
+
+
+def _sleeps(found: Findings) -> bool:
+    """Whether the endpoint has gone to zero by itself, not because somebody stopped it or took its place away."""
+    if not found.is_there or found.desired or found.via is None or found.via.mode == "External":
+        return False
+    return any(region.placement is not None and region.placement.may_start for region in found.regions)
+
+
 def _last_trouble(before: Json, generation: int) -> Trouble | None:
-    """What the live status tells of pods of this generation."""
-    for condition in before.get("conditions", ()):
+    """What the live status tells of pods of this generation, unless another engine was ready besides them."""
+    conditions = before.get("conditions", ())
+    if any(c["type"] == ConditionType.READY.value and c["reason"] == Reason.SERVING.value for c in conditions):
+        return None
+    for condition in conditions:
         is_it = condition["type"] == ConditionType.DEGRADED.value and condition.get("observedGeneration") == generation
         if is_it and condition["status"] == "True" and condition["reason"] in _OF_PODS:
             return Trouble(Reason(condition["reason"]), condition["message"])

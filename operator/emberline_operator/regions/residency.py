@@ -122,15 +122,19 @@ def judge(
 ) -> ResidencyVerdict:
     """Which pods must go now. Every pod of the endpoint is looked at, whatever region and template it is of."""
     decisions = {placement.region: placement.decision for placement in placements}
-    evictions, ends = list[Eviction](), list[datetime]()
+    violations, evictions, ends = list[Eviction](), list[Eviction](), list[datetime]()
     for pod in seen.pods:
         verdict = judge_pod(pod, spec, seen, decisions.get(pod.region), now)
-        if verdict.must_go and not _ends_soon(pod, now):
-            evictions.append(Eviction(pod.name, pod.uid, f"residency: {verdict.why}"))
+        if verdict.must_go:
+            eviction = Eviction(pod.name, pod.uid, f"residency: {verdict.why}")
+            if not pod.has_ended:
+                violations.append(eviction)
+            if not _ends_soon(pod, now):
+                evictions.append(eviction)
         elif verdict.until is not None:
             ends.append(verdict.until)
     check_in_s = max(0.0, (min(ends) - now).total_seconds()) if ends else None
-    return ResidencyVerdict(tuple(evictions), check_in_s)
+    return ResidencyVerdict(tuple(evictions), tuple(violations), check_in_s)
 
 
 def _stand(spec: InferenceEndpointSpec, name: str, region: Region | None, decision: Decision | None) -> Standing:

@@ -208,6 +208,31 @@ def test_a_start_that_failed_is_still_told_at_zero() -> None:
     assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "the spec has changed"
 
 
+@pytest.mark.parametrize("reason", ["Unschedulable", "ContainerFailed"])
+def test_nothing_is_told_of_pods_that_the_user_took_away(reason: str) -> None:
+    words = {"unschedulable": "0/3 nodes"} if reason == "Unschedulable" else {"failure": "container engine: OOMKilled"}
+    external = {"via": "External"}
+    store = made(scaling=external, replicas=2)
+    store.pods = (make_pod_state("b", template_hash=current(store), **words),)
+    assert flat(store.settle())["Degraded"] == ("True", reason)
+    store.endpoint = {**make_endpoint(generation=2, scaling=external, replicas=0), "status": store.endpoint["status"]}
+    assert flat(store.settle())["Degraded"] == ("True", reason), "it is still there"
+    store.pods = ()
+    plan = store.settle()
+    assert (flat(plan)["Ready"], flat(plan)["Degraded"]) == (("True", "Stopped"), ("False", "AsExpected"))
+
+
+def test_nothing_is_told_at_zero_of_one_engine_too_many() -> None:
+    store = made()
+    store.scale(2)
+    surplus = make_pod_state("b", template_hash=current(store), unschedulable="0/3 nodes")
+    store.pods = (ready_pod(store), surplus)
+    assert flat(store.settle())["Degraded"] == ("True", "Unschedulable")
+    store.scale(0)
+    store.pods = ()
+    assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "the start went well"
+
+
 def test_a_working_old_pod_keeps_it_ready_and_reconciling_says_who_is_left() -> None:
     store = made(scaling={"minReplicas": 1})
     store.pods = (ready_pod(store, "old"),)

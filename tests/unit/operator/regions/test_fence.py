@@ -64,6 +64,39 @@ def test_replicas_are_lowered_before_anybody_is_evicted_whatever_the_version() -
     assert store.children[EU_CHILD]["spec"]["replicas"] == 2
 
 
+def test_a_violation_is_told_until_the_pods_are_gone_and_names_them_all() -> None:
+    store = serving()
+    store.regions = regions("CH")
+    told = condition_of(store.decide(), "Degraded")
+    assert (
+        "2 engines are where they must not be and are being stopped: pod a, b: residency: region eu" in told["message"]
+    )
+    soon = NOW + timedelta(seconds=8)
+    store.pods = tuple(replace(pod, terminating=True, ends_by=soon) for pod in store.pods)
+    plan = store.decide()
+    assert not any(isinstance(action, Evict) for action in plan.actions), "they are on their way"
+    assert condition_of(plan, "Degraded")["reason"] == "ResidencyViolation"
+    store.pods = store.pods[:1]
+    assert (
+        "1 engine is where it must not be and is being stopped: pod a"
+        in (condition_of(store.decide(), "Degraded")["message"])
+    )
+    store.pods = ()
+    assert condition_of(store.settle(), "Degraded")["status"] == "False"
+
+
+def test_nothing_is_told_of_pods_that_were_evicted_with_their_region() -> None:
+    store = serving()
+    store.pods = tuple(replace(pod, ready_since=None, failure="container engine: OOMKilled") for pod in store.pods)
+    assert condition_of(store.settle(), "Degraded")["reason"] == "ContainerFailed"
+    store.regions = regions("CH")
+    store.settle()
+    store.pods = ()
+    plan = store.settle()
+    assert condition_of(plan, "Degraded")["status"] == "False"
+    assert condition_of(plan, "Ready")["reason"] == "NotPlaced"
+
+
 def test_an_absence_is_remembered_on_the_deployment_and_nothing_else_changes() -> None:
     store = serving()
     before, generation = template(store), store.children[EU_CHILD]["spec"]["replicas"]

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from emberline_contract.model import ContractModel
 from emberline_contract.names import GROUP
-from emberline_contract.schema import RESERVED_KEYS, LabelMap, Quantity, ShortString, rules
+from emberline_contract.schema import RESERVED_KEYS, LabelMap, Quantity, ShortString, key_rule, rules
 
 
 class KeyRef(ContractModel):
@@ -83,7 +83,8 @@ class PodTemplateSpec(ContractModel):
             (
                 f"self.all(k, {RESERVED_KEYS})",
                 "podTemplate.labels: emberline.dev/ and app.kubernetes.io/ are the operator's own",
-            )
+            ),
+            key_rule("podTemplate.labels"),
         ),
     )
     """Labels of the pods."""
@@ -91,7 +92,11 @@ class PodTemplateSpec(ContractModel):
         default_factory=dict,
         max_length=16,
         json_schema_extra=rules(
-            (f"self.all(k, !k.startsWith('{GROUP}/'))", "podTemplate.annotations: emberline.dev/ is the operator's own")
+            (
+                f"self.all(k, !k.startsWith('{GROUP}/'))",
+                "podTemplate.annotations: emberline.dev/ is the operator's own",
+            ),
+            key_rule("podTemplate.annotations", "annotation"),
         ),
     )
     """Annotations of the pods."""

@@ -6,7 +6,16 @@ from pydantic import Field
 
 from emberline_contract.model import ContractModel
 from emberline_contract.names import GPU_RESOURCE
-from emberline_contract.schema import GpuType, Jurisdiction, LabelValue, Quantity, ResourceName, ShortString
+from emberline_contract.schema import (
+    GpuType,
+    Jurisdiction,
+    LabelValue,
+    Quantity,
+    ResourceName,
+    ShortString,
+    key_rule,
+    rules,
+)
 
 
 class GpuPool(ContractModel):
@@ -14,7 +23,9 @@ class GpuPool(ContractModel):
 
     name: ShortString
     """Its name, for status."""
-    node_selector: dict[ShortString, LabelValue] = Field(min_length=1, max_length=16)
+    node_selector: dict[ShortString, LabelValue] = Field(
+        min_length=1, max_length=16, json_schema_extra=rules(key_rule("gpuPools.nodeSelector"))
+    )
     """Labels of the pool's nodes; engines that are placed there ask for exactly these."""
     type: GpuType | None = None
     """Short name of its GPUs, such as `h100`; unset: what compute capability and memory tell."""
@@ -35,7 +46,9 @@ class GpuPool(ContractModel):
 class InferenceRegionSpec(ContractModel):
     """A place that endpoints can be bound to."""
 
-    node_selector: dict[ShortString, LabelValue] = Field(default_factory=dict, max_length=16)
+    node_selector: dict[ShortString, LabelValue] = Field(
+        default_factory=dict, max_length=16, json_schema_extra=rules(key_rule("nodeSelector"))
+    )
     """Labels of the region's nodes; empty: `topology.kubernetes.io/region: <name>`."""
     jurisdictions: tuple[Jurisdiction, ...] = Field(default=(), max_length=16)
     """Jurisdictions that the region lies in, such as `DE` and `EU`."""

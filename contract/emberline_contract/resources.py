@@ -15,6 +15,7 @@ from emberline_contract.names import MAX_ENDPOINT_NAME, MAX_REGION_NAME, NAME_PA
 from emberline_contract.pod_template import PodTemplateSpec
 from emberline_contract.quantities import duration_s
 from emberline_contract.schema import (
+    QUALIFIED_NAME,
     GpuType,
     Jurisdiction,
     LabelMap,
@@ -24,6 +25,7 @@ from emberline_contract.schema import (
     ResourceName,
     ShortString,
     duration_schema,
+    key_rule,
     rules,
 )
 
@@ -111,7 +113,23 @@ class ResidencySpec(ContractModel):
 class Toleration(ContractModel):
     """A taint that is tolerated, as in a pod."""
 
-    key: str | None = Field(default=None, max_length=317)
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "(has(self.key) && self.key != '') || self.operator == 'Exists'",
+                "placement.tolerations: without a key operator must be Exists, which tolerates every taint; name the taint's key",
+            ),
+            (
+                "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+                "placement.tolerations: operator Exists compares no value; remove value, or set operator to Equal",
+            ),
+            (
+                "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+                "placement.tolerations: tolerationSeconds is for effect NoExecute alone; set that effect, or remove it",
+            ),
+        )
+    )
+    key: str | None = Field(default=None, max_length=317, pattern=f"^({QUALIFIED_NAME})?$")
     """Taint's key; unset with operator Exists: every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How `value` is compared."""
@@ -151,7 +169,7 @@ class PlacementSpec(ContractModel):
     """Names of the InferenceRegions whose nodes run the engines, the preferred first; empty: any node."""
     residency: ResidencySpec = ResidencySpec()
     """What is done about engines outside the regions."""
-    node_selector: LabelMap = Field(default_factory=dict)
+    node_selector: LabelMap = Field(default_factory=dict, json_schema_extra=rules(key_rule("placement.nodeSelector")))
     """Labels that a node must carry besides."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
     """Taints that are tolerated besides those of GPU nodes."""

@@ -33,7 +33,7 @@ def duration_schema(field: str, least: str, most: str) -> dict[str, Any]:
 
 
 ShortString = Annotated[str, Field(min_length=1, max_length=253)]
-LabelValue = Annotated[str, Field(max_length=63)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 LabelMap = Annotated[dict[ShortString, LabelValue], Field(max_length=16)]
 RegionName = Annotated[str, Field(max_length=MAX_REGION_NAME, pattern=NAME_PATTERN)]
 Jurisdiction = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
@@ -42,4 +42,22 @@ Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|
 ResourceName = Annotated[
     str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
+_NAME = "([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"
+QUALIFIED_NAME = f"([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?{_NAME}"
+"""A label's key as Kubernetes takes it."""
+
+
+def key_rule(field: str, what: str = "label") -> tuple[str, str]:
+    """The rule that the keys of a map are such as Kubernetes takes; the API server would refuse the pods otherwise."""
+    # Of annotations the prefix may have capitals.
+    pattern = (
+        QUALIFIED_NAME if what == "label" else QUALIFIED_NAME.replace("a-z0-9", "A-Za-z0-9").replace("A-ZA-Z", "A-Z")
+    )
+    message = (
+        f"{field}: a key must be that of a Kubernetes {what}, such as team or example.com/team: at most 63 letters, digits, '-', '_'"
+        " and '.', after a DNS name and '/' if it has a prefix"
+    )
+    return f"self.all(k, size(k) <= 317 && k.matches('^{pattern}$'))", message
+
+
 RESERVED_KEYS = f"!k.startsWith('{GROUP}/') && !k.startsWith('app.kubernetes.io/')"

@@ -180,6 +180,73 @@ REFUSED = {
         "podTemplate.annotations: emberline.dev/ is the operator's own",
         endpoint(podTemplate={"annotations": {"prometheus.io/scrape": "true"}}),
     ),
+    "label that is no label's": (
+        endpoint(podTemplate={"labels": {"the team": "search"}}),
+        "podTemplate.labels: a key must be that of a Kubernetes label",
+        endpoint(podTemplate={"labels": {"example.com/the-Team_1": "search"}}),
+    ),
+    "label with a long name": (
+        endpoint(podTemplate={"labels": {"a" * 64: "search"}}),
+        "podTemplate.labels: a key must be that of a Kubernetes label",
+        endpoint(podTemplate={"labels": {"a" * 63: ""}}),
+    ),
+    "label's value with a blank": (
+        endpoint(podTemplate={"labels": {"team": "search and find"}}),
+        "spec.podTemplate.labels.team",
+        endpoint(podTemplate={"labels": {"team": "Search_and.find-1"}}),
+    ),
+    "annotation that is none": (
+        endpoint(podTemplate={"annotations": {"/owner": "search"}}),
+        "podTemplate.annotations: a key must be that of a Kubernetes annotation",
+        endpoint(podTemplate={"annotations": {"Example.com/owner": "search & find"}}),
+    ),
+    "selector that is none": (
+        endpoint(placement={"nodeSelector": {"Example.com/pool": "a"}}),
+        "placement.nodeSelector: a key must be that of a Kubernetes label",
+        endpoint(placement={"nodeSelector": {"example.com/pool": "a"}}),
+    ),
+    "selector's value that is none": (
+        endpoint(placement={"nodeSelector": {"pool": "-a"}}),
+        "spec.placement.nodeSelector.pool",
+        endpoint(placement={"nodeSelector": {"pool": "a"}}),
+    ),
+    "region's selector that is none": (
+        region("eu", nodeSelector={"zone=a": "b"}),
+        "nodeSelector: a key must be that of a Kubernetes label",
+        region("eu", nodeSelector={"zone": "b"}),
+    ),
+    "region's selector's value that is none": (
+        region("eu", nodeSelector={"zone": "a,b"}),
+        "spec.nodeSelector.zone",
+        region("eu", nodeSelector={"zone": "b"}),
+    ),
+    "pool's selector that is none": (
+        region("eu", gpuPools=[{**POOL, "nodeSelector": {"pool/": "h100"}}]),
+        "gpuPools.nodeSelector: a key must be that of a Kubernetes label",
+        region("eu", gpuPools=[{**POOL, "nodeSelector": {"cloud.example.com/pool": "h100"}}]),
+    ),
+    "toleration of no taint": (
+        endpoint(placement={"tolerations": [{"value": "a"}]}),
+        "placement.tolerations: without a key operator must be Exists",
+        endpoint(placement={"tolerations": [{"operator": "Exists"}]}),
+    ),
+    "toleration of a taint that is none": (
+        endpoint(placement={"tolerations": [{"key": "a b", "operator": "Exists"}]}),
+        "spec.placement.tolerations[0].key",
+        endpoint(placement={"tolerations": [{"key": "example.com/a-b", "operator": "Exists"}]}),
+    ),
+    "toleration with a value of no use": (
+        endpoint(placement={"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}),
+        "placement.tolerations: operator Exists compares no value; remove value, or set operator to Equal",
+        endpoint(placement={"tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]}),
+    ),
+    "toleration for a time of what does not end pods": (
+        endpoint(placement={"tolerations": [{"key": "a", "value": "b", "tolerationSeconds": 30}]}),
+        "placement.tolerations: tolerationSeconds is for effect NoExecute alone",
+        endpoint(
+            placement={"tolerations": [{"key": "a", "value": "b", "effect": "NoExecute", "tolerationSeconds": 30}]}
+        ),
+    ),
     "a variable with two values": (
         endpoint(podTemplate={"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": SECRET_KEY}}]}),
         "podTemplate.env: a variable has value or valueFrom, not both",

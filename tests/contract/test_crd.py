@@ -164,7 +164,8 @@ def test_rules_name_the_field_that_they_are_about() -> None:
     assert len(messages) >= 20
     for message in messages:
         assert re.match(
-            r"(replicas|(metadata|model|accelerator|placement|scaling|serving|rollout|podTemplate)\.\w+)", message
+            r"(replicas|nodeSelector|(metadata|model|accelerator|placement|scaling|serving|rollout|podTemplate|gpuPools)\.\w+)",
+            message,
         )
 
 

@@ -70,7 +70,7 @@ def make_desired(
     if decision is None or (live is None and not (placement.may_start and placement.is_wanted)):
         return Desired(child, ())
     if placement.keeps_template and live is not None:
-        return _kept(child, live, decision, accepted)
+        return keep_template(child, live, decision, accepted)
     spec = accepted.spec
     content = engine_config(child, spec, decision.choice).to_json()
     inputs = template_inputs(spec, decision)
@@ -103,8 +103,10 @@ def make_desired(
     return Desired(child, objects, deployment, rollout, first_replicas=first)
 
 
-def _kept(child: Child, live: Json, decision: Decision, accepted: Accepted) -> Desired:
-    """A region where no engine may be started: its Deployment stays as it is, but for the record of the decision."""
+def keep_template(child: Child, live: Json, decision: Decision, accepted: Accepted) -> Desired:
+    """A region where no engine of another template may be started: its Deployment stays as it is, but for the record of the
+    decision.
+    """
     fields = owned_fields(live, names.OPERATOR_MANAGER)
     body: Json = owned_part({key: live[key] for key in ("metadata", "spec")}, fields)
     if not body.get("spec") or not body.get("metadata"):

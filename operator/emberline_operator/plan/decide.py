@@ -19,6 +19,7 @@ from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.notices import notices_of
 from emberline_operator.plan.region import Case, RegionPlan, plan_region, soonest
 from emberline_operator.plan.status import make_status
+from emberline_operator.plan.turns import take_turns
 from emberline_operator.plan.upgrade import adopt
 from emberline_operator.plan.via import choose_via
 from emberline_operator.plan.weights import judge_claim
@@ -57,6 +58,7 @@ def _accepted(found: Findings, accepted: Accepted, seen: Snapshot, install: Inst
         make_desired(seen, accepted, placement, install, now, takes_over=placement.region == heir)
         for placement in placements
     ]
+    desired = take_turns(desired, placements, accepted, seen)
     belonging = sort_out([ref for one in desired for ref in one.refs], seen)
     match belonging:
         case Ask():

@@ -104,20 +104,30 @@ def _reconciling(found: Findings, blocked: Verdict | None) -> Verdict | None:
         return None
     left = [region.name for region in found.regions if not region.is_wanted and region.deployment is not None]
     held_back = [region for region in found.regions if region.is_wanted and region.is_held_back and region.num_alive]
-    if held_back and held_back[0].placement is not None:
-        return _rolling_out(f"engines of the newest generation wait for a place: {held_back[0].placement.message}")
+    without_place = next(
+        (region.placement for region in held_back if region.placement and region.rollout is None), None
+    )
+    if without_place is not None:
+        return _rolling_out(f"engines of the newest generation wait for a place: {without_place.message}")
     if blocked is not None:
         return _left_behind(left)
     wanted = [region for region in found.regions if region.is_wanted]
     if any(region.is_template_new or region.deployment is None for region in wanted if _is_placed(region)):
         return _rolling_out("the newest generation is being written to the endpoint's objects")
     rolling = [region for region in wanted if region.rollout is not None and not region.rollout.is_over]
+    waiting = next((region.rollout.message for region in held_back if region.rollout is not None), None)
+    if waiting is not None:
+        return _rolling_out(waiting)
     old = [name for region in rolling for name in _old_pods(region)]
     if old:
         return _rolling_out(f"{len(old)} engines of an older generation are still to be replaced: {', '.join(old[:5])}")
     missing = sum(max(0, region.desired - region.num_alive) for region in rolling)
     if missing:
         return _rolling_out(f"{missing} engines of the newest generation are still to be created")
+    # Not only that they are there: who waits for this condition to go wants them to answer.
+    starting = sum(max(0, region.desired - region.num_ready) for region in rolling)
+    if starting:
+        return _rolling_out(f"{starting} engines of the newest generation are not ready yet")
     return _left_behind(left)
 
 

@@ -389,7 +389,8 @@ def test_a_roll_out_is_over_when_as_many_new_engines_are_there_as_should_be() ->
         ((still, make_pod_state("c", template_hash=current(store))), {"replicas": 2, "updatedReplicas": 1}, True),
         ((ready_pod(store, "c"),), {"replicas": 1, "updatedReplicas": 1}, True),
         ((ready_pod(store, "c"), make_pod_state("d", template_hash=current(store))),
-         {"replicas": 2, "updatedReplicas": 2}, False),
+         {"replicas": 2, "updatedReplicas": 2}, True),
+        ((ready_pod(store, "c"), ready_pod(store, "d")), {"replicas": 2, "updatedReplicas": 2}, False),
     ):  # fmt: skip
         store.pods = pods
         store.deployment["status"] = {**status, **counts}

@@ -10,7 +10,7 @@ from emberline_contract.model import ContractModel
 
 
 class Condition(ContractModel):
-    """metav1.Condition."""
+    """One claim about the endpoint, as metav1.Condition: whether it holds, why, and what to do."""
 
     type: str = Field(min_length=1, max_length=64)
     """Which claim; see the page on conditions."""

@@ -287,7 +287,7 @@ def read_pod(pod: Json) -> PodState:
         created=time_of(metadata["creationTimestamp"]),
         ready_since=_since(ready, metadata) if is_ready else None,
         terminating="deletionTimestamp" in metadata,
-        unschedulable=scheduled.get("message", "no node fits") if is_unschedulable else "",
+        unschedulable=(scheduled.get("message") or "no node fits").rstrip(".") if is_unschedulable else "",
         failure="" if is_ready else _failure(status),
         unschedulable_since=_since(scheduled, metadata) if is_unschedulable else None,
         config_maps=frozenset(v["configMap"]["name"] for v in spec.get("volumes", ()) if "configMap" in v),

@@ -219,7 +219,7 @@ def _rank(candidate: Candidate, spec: InferenceEndpointSpec) -> tuple[float | st
 
 _LATER: Final = (
     "none of its nodes is ready",
-    "its {gpus} GPUs hold fewer than the {replicas} engines of scaling.maxReplicas",
+    "its {gpus} fewer than the {replicas} engines of scaling.maxReplicas",
     "accelerator.types names it later",
     "what it can do is not known",
     "it is a part of a GPU",
@@ -237,7 +237,8 @@ def _why_later(candidate: Candidate, best: Candidate, spec: InferenceEndpointSpe
     words = next(words for mine, its, words in ranks if mine != its)
     option = candidate.option
     why = words.format(
-        gpus=candidate.num_engines, replicas=spec.scaling.max_replicas, format=option.format, why=option.why
+        gpus="1 GPU holds" if candidate.num_engines == 1 else f"{candidate.num_engines} GPUs hold",
+        replicas=spec.scaling.max_replicas, format=option.format, why=option.why
     )
     return f"{best.gpu_class.name} goes first: {why}"
 
@@ -292,10 +293,12 @@ def _no_choice(spec: InferenceEndpointSpec, hardware: Sequence[Hardware], reject
     for found in hardware:
         counts[found.gpu.name] = counts.get(found.gpu.name, 0) + found.num_gpus
     there = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items())) or "none"
-    wanted = f"No {spec.accelerator.resource_name or spec.accelerator.kind} GPU can serve this"
+    wanted = f"no {spec.accelerator.resource_name or spec.accelerator.kind} GPU can serve this"
     words = "; ".join(f"{s.name}: {s.reason}" for s in skipped if s.reason != NOT_NAMED)
     parts = (wanted, f"There are: {there}", words, _REMEDIES.get(reason, ""))
-    return NoChoice(reason, ". ".join(part for part in parts if part), skipped)
+    # Words that are a question have their mark already.
+    sentences = (part if part.endswith("?") else f"{part}." for part in parts if part)
+    return NoChoice(reason, " ".join(sentences).removesuffix("."), skipped)
 
 
 # What refuses a precision names its remedy itself.
@@ -328,7 +331,7 @@ def _cpu_option(wanted: Literal["Auto"] | Format) -> Option:
     asked = "asked for by precision.format"
     match wanted:
         case "Auto":
-            return Option("bf16", "bf16", None, "Auto is bf16 on CPUs")
+            return Option("bf16", "bf16", None, "what precision.format Auto means there")
         case "bf16" | "fp16" | "fp32":
             return Option(wanted, wanted, None, asked)
         case "fp8" | "int8" | "int4":

@@ -29,6 +29,8 @@ _ALSO: Final = frozenset(
 """Warnings whatever the status."""
 _ORDINARY: Final = frozenset({Reason.WAITING_FOR_DRAIN.value})
 """Reasons that are worth telling and no fault: every roll-out without a spare GPU goes through them."""
+_SAID_ELSEWHERE: Final = (ConditionType.SCALING_ACTIVE, Reason.NOT_PLACED)
+"""What the condition Placed tells of, with the same words."""
 
 
 def notices_of(before: Json, after: Json) -> tuple[Notice, ...]:
@@ -51,6 +53,8 @@ def notices_of(before: Json, after: Json) -> tuple[Notice, ...]:
 
 def _is_warning(kind: str, condition: Json) -> bool:
     known = ConditionType(kind)
+    if (known, condition["reason"]) == _SAID_ELSEWHERE:
+        return False
     return condition["status"] in _WARNINGS.get(known, ()) or (known, condition["reason"]) in _ALSO
 
 

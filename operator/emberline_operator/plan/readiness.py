@@ -12,7 +12,7 @@ from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.trouble import Trouble, find_trouble
 from emberline_operator.snapshot import Json
 
-NEVER_READY: Final = "No engine has been ready at this generation yet."
+NEVER_READY: Final = "No engine has been ready at this generation yet"
 _TOLD: Final = (
     Reason.SCALED_TO_ZERO,
     Reason.STARTING,
@@ -24,6 +24,11 @@ _TOLD: Final = (
 """Reasons whose message says that no engine has been ready, where that is so."""
 
 _OF_PODS: Final = (Reason.CONTAINER_FAILED, Reason.UNSCHEDULABLE, Reason.PODS_NOT_CREATED)
+_REMEDIES: Final = {
+    Reason.UNSCHEDULABLE: "free what it lacks on a node, add such a node, or change accelerator, placement or podTemplate",
+    Reason.PODS_NOT_CREATED: "raise the namespace's quota, or change what its policies refuse",
+}
+"""What a failing container needs is said by the container, or in its log."""
 
 
 def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdict:
@@ -34,29 +39,29 @@ def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdi
     """
     if found.num_ready:
         num_wanted = max(found.num_ready, found.desired)
-        return _ready("True", Reason.SERVING, f"{found.num_ready} of {num_wanted} engines are ready")
+        return _ready("True", Reason.SERVING, f"{found.num_ready} of {_engines(num_wanted)} ready")
     if blocked is not None:
         reason = Reason.NOT_PLACED if blocked.type is ConditionType.PLACED else Reason.NOT_ACCEPTED
         return _ready("False", reason, blocked.message)
     has_served = _has_served(before, found.seen.generation)
-    never = "" if has_served else f" {NEVER_READY}"
+    never = "" if has_served else f". {NEVER_READY}"
     weights = found.weights
     if found.is_stopped and not found.desired:
         message = "spec.replicas is 0: stopped by hand; requests are refused until it is raised"
         return _ready("True", Reason.STOPPED, message)
     if weights is not None and weights.reason is Reason.CLAIM_NOT_FOUND:
-        return _ready("False", Reason.WEIGHTS_NOT_READY, _then(weights.message, never))
+        return _ready("False", Reason.WEIGHTS_NOT_READY, f"{weights.message}{never}")
     if not found.is_there:
         return _ready("Unknown", Reason.PENDING, "the endpoint's objects are being created")
     if not found.desired:
         if weights is not None and weights.status != "True":
-            return _ready("Unknown", Reason.WEIGHTS_NOT_READY, _then(weights.message, never))
-        return _ready("True", Reason.SCALED_TO_ZERO, f"nothing runs; the first request starts an engine.{never}")
+            return _ready("Unknown", Reason.WEIGHTS_NOT_READY, f"{weights.message}{never}")
+        return _ready("True", Reason.SCALED_TO_ZERO, f"nothing runs; the first request starts an engine{never}")
     trouble = _worst_trouble(found)
     if trouble is not None:
-        return _ready("False", trouble.reason, _then(trouble.message, never))
+        return _ready("False", trouble.reason, f"{trouble.message}{never}")
     num_up = sum(region.num_alive for region in found.regions)
-    message = f"{num_up} of {found.desired} engines are starting; requests are held.{never}"
+    message = f"{num_up} of {_engines(found.desired)} starting; requests are held{never}"
     may_sleep = found.spec is not None and found.spec.scaling.min_replicas == 0
     return _ready(truth(may_sleep and has_served), Reason.STARTING, message)
 
@@ -79,9 +84,13 @@ def judge_degraded(found: Findings, before: Json) -> Verdict:
 
 
 def _worst_trouble(found: Findings) -> Trouble | None:
-    """Of what the regions report, what is first in the order of `_OF_PODS`."""
-    troubles = [_trouble(region) for region in found.regions]
-    return min((t for t in troubles if t is not None), key=lambda t: _OF_PODS.index(t.reason), default=None)
+    """Of what the regions report, what is first in the order of `_OF_PODS`; with the remedy."""
+    troubles = [trouble for region in found.regions if (trouble := _trouble(region)) is not None]
+    worst = min(troubles, key=lambda trouble: _OF_PODS.index(trouble.reason), default=None)
+    if worst is None:
+        return None
+    words = worst.message.rstrip(".! ")
+    return Trouble(worst.reason, "; ".join(filter(None, (words, _REMEDIES.get(worst.reason)))))
 
 
 def _trouble(region: RegionFindings) -> Trouble | None:
@@ -129,11 +138,8 @@ def _last_trouble(before: Json, generation: int) -> Trouble | None:
     return None
 
 
-def _then(message: str, sentence: str) -> str:
-    """Another sentence after somebody's words, which may end without a full stop."""
-    if not sentence or message.endswith((".", "!", "?")):
-        return message + sentence
-    return f"{message}.{sentence}"
+def _engines(count: int) -> str:
+    return "1 engine is" if count == 1 else f"{count} engines are"
 
 
 def _ready(status: Truth, reason: Reason, message: str) -> Verdict:

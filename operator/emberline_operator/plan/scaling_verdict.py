@@ -31,10 +31,10 @@ class Scaled:
 def judge_scaling(scaled: Scaled) -> Verdict:
     """The verdict on one region."""
     if not (scaled.placement.may_start and scaled.placement.is_wanted):
-        message = f"no engine is added in region {scaled.placement.region}: {scaled.placement.message}"
-        return _verdict("False", Reason.NOT_PLACED, message)
+        return _verdict("False", Reason.NOT_PLACED, f"no engine is added: {scaled.placement.message}")
     if scaled.rival is not None:
-        return _by_others(f"the {_name(scaled.rival)}, which is not Emberline's, scales these engines or has that name")
+        what = f"the {_name(scaled.rival)}, which is not Emberline's, scales these engines or has that name"
+        return _by_others(what, is_external=scaled.via.mode == "External")
     if scaled.via.mode == "External":
         return _external(scaled)
     scaling = scaled.spec.scaling
@@ -82,7 +82,7 @@ def _external(scaled: Scaled) -> Verdict:
     if wanted == 0:
         message = "spec.replicas is 0: no engine runs and requests are refused until it is raised"
         return _verdict("True", Reason.STOPPED, message)
-    return _verdict("True", Reason.EXTERNAL, f"spec.replicas decides: {wanted}; Emberline changes it not")
+    return _verdict("True", Reason.EXTERNAL, f"spec.replicas decides: {wanted}; Emberline does not change it")
 
 
 def _following(scaled: Scaled) -> Verdict:
@@ -115,7 +115,10 @@ def _hpa_trouble(hpa: Json) -> Verdict | None:
     return None
 
 
-def _by_others(what: str) -> Verdict:
+def _by_others(what: str, *, is_external: bool = False) -> Verdict:
+    if is_external:
+        message = f"{what}, so spec.replicas decides nothing: delete it, or let it scale the InferenceEndpoint instead"
+        return _verdict("False", Reason.SCALED_BY_OTHERS, message)
     message = (
         f"{what}. Two autoscalers of the same engines stop each other, so Emberline's stands back: delete the other one, or set"
         " scaling.via to External and let it scale the InferenceEndpoint"

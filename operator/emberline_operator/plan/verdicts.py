@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
@@ -78,7 +79,14 @@ def _weights(found: Findings) -> Verdict:
 def _scaling(found: Findings) -> Verdict:
     if found.spec is None:
         return _pending(ConditionType.SCALING_ACTIVE)
-    return join_verdicts([(region.name, region.scale.verdict) for region in found.regions if region.scale is not None])
+    scaled = [region for region in found.regions if region.scale is not None]
+    # That nothing is added in a region which the endpoint has left is as it should be.
+    scaled = [region for region in scaled if region.is_wanted] or scaled
+    verdict = join_verdicts([(region.name, region.scale.verdict) for region in scaled if region.scale is not None])
+    refuses = found.weights is not None and found.weights.reason is Reason.CLAIM_NOT_FOUND
+    if verdict.reason is Reason.SCALED_TO_ZERO and refuses:
+        return replace(verdict, message="nothing runs, and requests are refused: see the condition WeightsReady")
+    return verdict
 
 
 def _rollout_blocked(found: Findings) -> Verdict:

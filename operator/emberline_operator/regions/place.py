@@ -134,10 +134,12 @@ class _Site:
         assert self._record is not None
         assert self._record.unknown_since is not None
         until = self._record.unknown_since + timedelta(seconds=residency.absence_grace_s)
-        message = (
-            f"{self._standing.why}, so nothing new is placed there, and what runs is stopped at {time_text(until)},"
-            f" after placement.residency.absenceGrace {residency.absence_grace}; {remedy}"
-        )
+        grace = f"placement.residency.absenceGrace {residency.absence_grace}"
+        if self._now < until:
+            then = f", and what runs is stopped at {time_text(until)}, after {grace}"
+        else:
+            then = f", and nothing may run there any longer, since {grace} has passed"
+        message = f"{self._standing.why}, so nothing new is placed there{then}; {remedy}"
         return self._still(Reason.RESIDENCY_UNKNOWN, message)
 
     def _warnings(self) -> list[str]:

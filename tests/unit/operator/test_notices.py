@@ -71,6 +71,8 @@ def test_that_a_roll_out_waits_for_a_drain_is_told_and_no_warning() -> None:
         ("Placed", ("Unknown", "Pending")),
         ("ScalingActive", ("True", "ScaledToZero")),
         ("ScalingActive", ("Unknown", "Pending")),
+        # Placed tells of it.
+        ("ScalingActive", ("False", "NotPlaced")),
     ],
 )
 def test_the_ordinary_course_of_things_is_no_event(kind: str, sign: tuple[str, str]) -> None:

@@ -91,6 +91,7 @@ def test_failures(status: dict[str, Any], words: str) -> None:
     ("condition", "words"),
     [
         ({"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}, "0/3 nodes"),
+        ({"status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU."}, "0/3 nodes: no GPU"),
         ({"status": "False", "reason": "Unschedulable"}, "no node fits"),
         ({"status": "False", "reason": "SchedulingGated", "message": "gated"}, ""),
         ({"status": "True"}, ""),

@@ -172,6 +172,8 @@ def test_a_left_region_serves_until_the_new_one_answers() -> None:
     reconciling = condition_of(plan, "Reconciling")
     assert "eu-1 go on until one of a region that the endpoint names answers" in reconciling["message"]
     assert "drained when another region answers" in regions_of(plan)["eu-1"]["message"]
+    assert condition_of(plan, "ScalingActive")["reason"] == "FollowsDemand", "nothing is wrong"
+    assert [notice for notice in plan.notices if notice.type == "Warning"] == []
     store.pods = (*store.pods, replace(pod_in(store, "us-1"), ready_since=None))
     assert not any(isinstance(action, Delete) for action in store.decide().actions), "it does not answer yet"
     store.pods = (store.pods[0], pod_in(store, "us-1"))

@@ -147,7 +147,11 @@ def test_every_status_is_as_the_contract_says(state: str) -> None:
 def test_messages_carry_the_words_of_who_saw_it() -> None:
     assert "0/3 nodes" in condition_of(STATES["unschedulable"][0].decide(), "Ready")["message"]
     assert "pod tiny-1: container engine: CrashLoop" in condition_of(STATES["crashing"][0].decide(), "Ready")["message"]
-    assert condition_of(STATES["quota"][0].decide(), "Ready")["message"].startswith("exceeded quota")
+    quota = condition_of(STATES["quota"][0].decide(), "Degraded")["message"]
+    assert quota == "exceeded quota; raise the namespace's quota, or change what its policies refuse"
+    assert "; free what it lacks on a node" in condition_of(STATES["unschedulable"][0].decide(), "Degraded")["message"]
+    refused = condition_of(STATES["no claim"][0].decide(), "ScalingActive")["message"]
+    assert refused == "nothing runs, and requests are refused: see the condition WeightsReady"
     assert condition_of(STATES["one of two fails"][0].decide(), "Ready")["message"] == "1 of 2 engines are ready"
 
 

@@ -123,7 +123,7 @@ def test_pools_that_are_the_same_and_cost_the_same_are_one_class() -> None:
     assert choice.terms == ((Expression("pool", "In", ("zone-a",)),), (Expression("pool", "In", ("zone-b",)),))
     with_small = chosen([gpu_node("h100", count=1)], pools=zones, max_replicas=4)
     assert with_small.terms == choice.terms
-    assert "hold fewer" in skipped(with_small)["h100"]
+    assert "its 1 GPU holds fewer" in skipped(with_small)["h100"]
 
 
 def test_a_pool_without_a_node_is_hardware() -> None:
@@ -146,6 +146,7 @@ def test_a_wrong_type_is_answered_with_those_that_are_there() -> None:
     assert no.reason is Reason.NO_SUCH_GPU
     assert "There are: l4 (2), t4 (1)" in no.message
     assert "l40z: no GPU of that name is known; did you mean" in no.message
+    assert "? Add such nodes" in no.message
     assert "accelerator.types does not name it" not in no.message, "that is all of them"
     absent = refused([gpu_node("l4")], accelerator={"types": ["h100"]})
     assert "h100: no node and no declared pool has it" in absent.message

@@ -159,6 +159,11 @@ def test_a_region_of_which_nothing_is_known_starts_nothing_and_is_emptied_after_
     world.look()
     assert (world.evicted(), world.judge().check_in_s) == ([], 1)
     world.later(1)
+    message = world.look()["eu"].message
+    assert "nothing may run there any longer, since placement.residency.absenceGrace 10m has passed" in message
+    assert "is stopped at" not in message
+    world.later(-1)
+    world.later(1)
     assert world.look()["eu"].most == 0
     assert world.evicted() == ["a"]
     world.know(region("eu", "DE", "EU"))

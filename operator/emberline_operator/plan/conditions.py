@@ -33,6 +33,11 @@ def truth(value: bool) -> Truth:
     return "True" if value else "False"
 
 
+def engines(count: int) -> str:
+    """The beginning of a sentence about so many."""
+    return "1 engine is" if count == 1 else f"{count} engines are"
+
+
 def stamp(verdicts: Iterable[Verdict], before: Json, generation: int, now: datetime) -> list[Json]:
     """Conditions as status holds them; `lastTransitionTime` moves only when a status flips."""
     old = {condition["type"]: condition for condition in before.get("conditions", ())}

@@ -7,7 +7,7 @@ from typing import Final
 
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.decision import Eviction
-from emberline_operator.plan.conditions import Truth, Verdict, truth
+from emberline_operator.plan.conditions import Truth, Verdict, engines, truth
 from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.trouble import Trouble, find_trouble
 from emberline_operator.snapshot import Json
@@ -39,7 +39,7 @@ def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdi
     """
     if found.num_ready:
         num_wanted = max(found.num_ready, found.desired)
-        return _ready("True", Reason.SERVING, f"{found.num_ready} of {_engines(num_wanted)} ready")
+        return _ready("True", Reason.SERVING, f"{found.num_ready} of {engines(num_wanted)} ready")
     if blocked is not None:
         reason = Reason.NOT_PLACED if blocked.type is ConditionType.PLACED else Reason.NOT_ACCEPTED
         return _ready("False", reason, blocked.message)
@@ -61,7 +61,7 @@ def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdi
     if trouble is not None:
         return _ready("False", trouble.reason, f"{trouble.message}{never}")
     num_up = sum(region.num_alive for region in found.regions)
-    message = f"{num_up} of {_engines(found.desired)} starting; requests are held{never}"
+    message = f"{num_up} of {engines(found.desired)} starting; requests are held{never}"
     may_sleep = found.spec is not None and found.spec.scaling.min_replicas == 0
     return _ready(truth(may_sleep and has_served), Reason.STARTING, message)
 
@@ -136,10 +136,6 @@ def _last_trouble(before: Json, generation: int) -> Trouble | None:
         if is_it and condition["status"] == "True" and condition["reason"] in _OF_PODS:
             return Trouble(Reason(condition["reason"]), condition["message"])
     return None
-
-
-def _engines(count: int) -> str:
-    return "1 engine is" if count == 1 else f"{count} engines are"
 
 
 def _ready(status: Truth, reason: Reason, message: str) -> Verdict:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.plan.alias import judge_alias
-from emberline_operator.plan.conditions import Verdict
+from emberline_operator.plan.conditions import Verdict, engines
 from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.readiness import judge_degraded, judge_ready
 from emberline_operator.plan.scaling_verdict import join_verdicts
@@ -128,14 +128,16 @@ def _reconciling(found: Findings, blocked: Verdict | None) -> Verdict | None:
         return _rolling_out(waiting)
     old = [name for region in rolling for name in _old_pods(region)]
     if old:
-        return _rolling_out(f"{len(old)} engines of an older generation are still to be replaced: {', '.join(old[:5])}")
+        return _rolling_out(
+            f"{engines(len(old))} of an older generation and still to be replaced: {', '.join(old[:5])}"
+        )
     missing = sum(max(0, region.desired - region.num_alive) for region in rolling)
     if missing:
-        return _rolling_out(f"{missing} engines of the newest generation are still to be created")
+        return _rolling_out(f"{engines(missing)} still to be created for the newest generation")
     # Not only that they are there: who waits for this condition to go wants them to answer.
     starting = sum(max(0, region.desired - region.num_ready) for region in rolling)
     if starting:
-        return _rolling_out(f"{starting} engines of the newest generation are not ready yet")
+        return _rolling_out(f"{engines(starting)} not ready yet at the newest generation")
     return _left_behind(left)
 
 

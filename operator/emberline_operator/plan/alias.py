@@ -1,5 +1,7 @@
-"""Whether `model.servedName` reaches the endpoint: another's `<namespace>/<name>` is its own, and of several that want one name the
-oldest has it."""
+"""Whether `model.servedName` reaches the endpoint.
+
+Another's `<namespace>/<name>` is its own, and of several that want one name the oldest has it.
+"""
 
 from __future__ import annotations
 

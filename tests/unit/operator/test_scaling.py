@@ -249,7 +249,9 @@ def test_with_somebody_elses_autoscaler_ours_goes_and_the_operator_stands_back(s
     assert plan.actions == ()
     assert told(plan) == ("False", "ScaledByOthers")
     assert "HorizontalPodAutoscaler theirs" in plan.verdict.message
-    assert ("set scaling.via to External" in plan.verdict.message) is (scaling is not BY_USER), "no advice to do what is done"
+    assert ("set scaling.via to External" in plan.verdict.message) is (scaling is not BY_USER), (
+        "no advice to do what is done"
+    )
     assert plan.check_in_s == GONE_POLL_S, "nobody tells when it goes"
     case.foreign = ({**rival, "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "another"}}},)
     assert told(case.plan())[1] != "ScaledByOthers"

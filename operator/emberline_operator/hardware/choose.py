@@ -238,7 +238,9 @@ def _why_later(candidate: Candidate, best: Candidate, spec: InferenceEndpointSpe
     option = candidate.option
     why = words.format(
         gpus="1 GPU holds" if candidate.num_engines == 1 else f"{candidate.num_engines} GPUs hold",
-        replicas=spec.scaling.max_replicas, format=option.format, why=option.why
+        replicas=spec.scaling.max_replicas,
+        format=option.format,
+        why=option.why,
     )
     return f"{best.gpu_class.name} goes first: {why}"
 

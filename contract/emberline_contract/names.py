@@ -127,6 +127,8 @@ METRIC_QUEUE_LOAD: Final = "emberline_queue_load"
 METRIC_REQUESTS: Final = "emberline_requests"
 """Unfinished requests; a HorizontalPodAutoscaler divides it by `scaling.requestsPerReplica`."""
 POD_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+DEPLOYMENT_REVISION: Final = "deployment.kubernetes.io/revision"
+"""On a Deployment: which of its pod templates, counted from 1, is the present one."""
 ANNOTATION_DELETION_COST_TIME: Final = f"{GROUP}/deletion-cost-time"
 """On an engine pod: when the operator last wrote its deletion cost."""
 

@@ -143,13 +143,46 @@ async def test_one_gpu_and_any_argument_changed(rig: OperatorRig) -> None:
         assert live is not None
         assert condition(live, "Ready")["status"] == "False"
         assert not condition(live, "Stalled")
+        assert condition(live, "Reconciling")["status"] == "True"
         await rig.end_pods("tiny")
+        await eventually(lambda: _has_bound(rig), "the new engine has the GPU")
+        live = await rig.get(ENDPOINTS, "tiny")
+        assert live is not None
+        assert condition(live, "Reconciling")["status"] == "True", "it loads still"
         (new,) = await load(rig, 1)
         settled = await rig.settled("tiny", "Serving")
         assert condition(settled, "RolloutBlocked")["status"] == "False"
+        await eventually(lambda: _rolled_out(rig), "the roll-out is over")
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
     scales = [write for write in writes_of_operator(rig.plane, rig.namespace) if "/scale" in write]
     assert not scales, "a roll-out never writes replicas"
+
+
+async def _has_bound(rig: OperatorRig) -> bool:
+    return any(pod["spec"].get("nodeName") for pod in await alive(rig))
+
+
+async def _rolled_out(rig: OperatorRig) -> bool:
+    return not condition(await rig.get(ENDPOINTS, "tiny") or {}, "Reconciling")
+
+
+async def test_a_wake_is_no_roll_out(rig: OperatorRig) -> None:
+    """Also the first one after an edit that came while nothing ran."""
+    async with gpus(rig, 1), rig.gateway(idle_s=0), rig.operator():
+        await endpoint(rig, replicas=0, scaling={"minReplicas": 0, "maxReplicas": 1})
+        await rig.settled("tiny", "ScaledToZero")
+        for number in (1, 2):
+            await rig.patch(DEPLOYMENTS, "tiny--default", {"spec": {"replicas": 1}})
+            await eventually(lambda: _has_bound(rig), "an engine wakes")
+            await rig.settled("tiny", "Starting")
+            assert await _rolled_out(rig)
+            await load(rig, 1)
+            await rig.settled("tiny", "Serving")
+            await rig.patch(DEPLOYMENTS, "tiny--default", {"spec": {"replicas": 0}})
+            await rig.end_pods("tiny")
+            await rig.settled("tiny", "ScaledToZero")
+            await edit(rig, engine={"maxSequences": number})
+            await rig.settled("tiny", "ScaledToZero")
 
 
 async def test_a_spare_gpu_keeps_the_old_engine_until_the_new_one_answers(rig: OperatorRig) -> None:

@@ -134,8 +134,8 @@ def _reconciling(found: Findings, blocked: Verdict | None) -> Verdict | None:
     missing = sum(max(0, region.desired - region.num_alive) for region in rolling)
     if missing:
         return _rolling_out(f"{engines(missing)} still to be created for the newest generation")
-    # Not only that they are there: who waits for this condition to go wants them to answer.
-    starting = sum(max(0, region.desired - region.num_ready) for region in rolling)
+    # Not only that they are there: who waits for this condition to go wants them to answer. The first template replaces nothing.
+    starting = sum(max(0, region.desired - region.num_ready) for region in rolling if not _is_first_template(region))
     if starting:
         return _rolling_out(f"{engines(starting)} not ready yet at the newest generation")
     return _left_behind(left)
@@ -161,6 +161,11 @@ def _old_pods(region: RegionFindings) -> list[str]:
     annotations = region.deployment["spec"]["template"].get("metadata", {}).get("annotations", {})
     newest = annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")
     return [pod.name for pod in region.pods if pod.template_hash != newest and not pod.terminating]
+
+
+def _is_first_template(region: RegionFindings) -> bool:
+    annotations = region.deployment["metadata"].get("annotations", {}) if region.deployment else {}
+    return bool(annotations.get(names.DEPLOYMENT_REVISION) == "1")
 
 
 def _pending(kind: ConditionType) -> Verdict:

@@ -399,6 +399,9 @@ def test_a_roll_out_is_over_when_as_many_new_engines_are_there_as_should_be() ->
         store.pods = pods
         store.deployment["status"] = {**status, **counts}
         assert bool(condition_of(store.decide(), "Reconciling")) is is_rolling, pods
+    store.pods = (ready_pod(store, "c"), make_pod_state("d", template_hash=current(store)))
+    store.deployment["metadata"]["annotations"][names.DEPLOYMENT_REVISION] = "1"
+    assert not condition_of(store.decide(), "Reconciling"), "the first template replaces none"
 
 
 def test_what_status_cannot_hold_keeps_nobody_from_the_rest_of_it() -> None:

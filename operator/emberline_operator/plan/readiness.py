@@ -10,6 +10,7 @@ from emberline_operator.decision import Eviction
 from emberline_operator.plan.conditions import Truth, Verdict, engines, truth
 from emberline_operator.plan.findings import Findings, RegionFindings
 from emberline_operator.plan.trouble import Trouble, find_trouble
+from emberline_operator.plan.weights import is_awaited
 from emberline_operator.snapshot import Json
 
 NEVER_READY: Final = "No engine has been ready at this generation yet"
@@ -89,6 +90,8 @@ def _worst_trouble(found: Findings) -> Trouble | None:
     worst = min(troubles, key=lambda trouble: _OF_PODS.index(trouble.reason), default=None)
     if worst is None:
         return None
+    if worst.reason is Reason.UNSCHEDULABLE and found.weights is not None and is_awaited(found.weights, worst.message):
+        return Trouble(Reason.WEIGHTS_NOT_READY, found.weights.message)
     words = worst.message.rstrip(".! ")
     return Trouble(worst.reason, "; ".join(filter(None, (words, _REMEDIES.get(worst.reason)))))
 
@@ -98,7 +101,8 @@ def _trouble(region: RegionFindings) -> Trouble | None:
     node while an old one drains or goes on serving. RolloutBlocked tells of that.
     """
     waits = region.rollout.reason if region.rollout else Reason.NOT_BLOCKED
-    is_expected = waits is Reason.WAITING_FOR_DRAIN or (waits is Reason.WAITING_FOR_GPU and region.num_ready > 0)
+    is_told = waits in (Reason.WAITING_FOR_GPU, Reason.WEIGHTS_NOT_READY) and region.num_ready > 0
+    is_expected = waits is Reason.WAITING_FOR_DRAIN or is_told
     if not is_expected:
         return find_trouble(region.pods, region.deployment)
     return find_trouble([pod for pod in region.pods if not pod.unschedulable], None)

@@ -14,12 +14,14 @@ from typing import Final
 
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.accept import parse_source
 from emberline_operator.choice import Choice
 from emberline_operator.decision import Decision
 from emberline_operator.desired.deployment import Strategy, strategy_of
 from emberline_operator.desired.template import signature
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.room import could_run, heir_of, num_free_places, num_pool_places, num_rivals
+from emberline_operator.plan.weights import WeightsState, is_awaited, judge_claim
 from emberline_operator.snapshot import Json, PodState, Snapshot, Waiter, time_of, time_text
 
 PATIENCE_S: Final = 30.0
@@ -164,10 +166,8 @@ def _under_way(course: _Course) -> Rollout:
     rollout = Rollout(strategy, message=_progress(pods), is_over=False)
     failing = next((pod for pod in pods.new if pod.failure), None)
     if failing is not None:
-        num_left = sum(pod.is_routable for pod in pods.old)
-        older = f"{num_left} older engines go on serving" if num_left > 1 else "one older engine goes on serving"
-        serving = older if num_left else "no older engine is left to serve"
-        message = f"pod {failing.name}: {failing.failure}; {serving}. Correct the spec, or put back what it was"
+        serving = _meanwhile(course) or "; no older engine is left to serve"
+        message = f"pod {failing.name}: {failing.failure}{serving}. Correct the spec, or put back what it was"
         return replace(rollout, reason=Reason.NEW_ENGINE_FAILS, message=message)
     if course.live["spec"].get("paused"):
         name = course.live["metadata"]["name"]
@@ -186,6 +186,10 @@ def _blocked(course: _Course, rollout: Rollout, refused: tuple[datetime, str] | 
     if course.pods.waiting:
         waiting = min(course.pods.waiting, key=lambda pod: pod.unschedulable_since or course.now)
         since, words = waiting.unschedulable_since or course.now, f"pod {waiting.name}: {waiting.unschedulable}"
+        weights = _weights(course)
+        if weights is not None and is_awaited(weights, words):
+            message = f"pod {waiting.name} waits for its weights: {weights.message}{_meanwhile(course)}"
+            return replace(rollout, reason=Reason.WEIGHTS_NOT_READY, message=message)
         leaving = [pod for pod in course.pods.leaving if course.would_have_room_by(pod)]
         if leaving:
             return replace(rollout, reason=Reason.WAITING_FOR_DRAIN, message=_drain_message(waiting, leaving))
@@ -264,9 +268,20 @@ def _drain_message(waiting: PodState | None, leaving: Sequence[PodState]) -> str
 def _remedy(course: _Course, reason: Reason) -> str:
     if reason is Reason.PODS_NOT_CREATED:
         return "Correct what it names, in the namespace or in the spec"
-    if course.pods.old:
-        return "The older engines go on serving meanwhile; add a node that fits, or put back what the spec was"
-    return "Add a node that fits, or change the spec"
+    back = "put back what the spec was" if course.pods.old else "change the spec"
+    return f"Add a node that fits, or {back}{_meanwhile(course)}"
+
+
+def _meanwhile(course: _Course) -> str:
+    num_left = sum(pod.is_routable for pod in course.pods.old)
+    if not num_left:
+        return ""
+    return "; one older engine goes on serving" if num_left == 1 else f"; {num_left} older engines go on serving"
+
+
+def _weights(course: _Course) -> WeightsState | None:
+    source = parse_source(course.spec.model.source)
+    return judge_claim(source, course.seen.claims.get(source.claim)) if source else None
 
 
 def _progress(pods: _Pods) -> str:

@@ -19,6 +19,11 @@ class WeightsState:
     message: str
 
 
+def is_awaited(weights: WeightsState, words: str) -> bool:
+    """Whether a pod for which the scheduler finds no node, in its words, waits for the claim and not for a place."""
+    return weights.status == "False" and "persistentvolumeclaim" in words.lower()
+
+
 def judge_claim(source: ClaimSource, claim: Json | None) -> WeightsState:
     """The state of a PersistentVolumeClaim as a source of weights."""
     if claim is None:

@@ -127,8 +127,10 @@ def test_the_scripts_name_conditions_of_the_contract() -> None:
     script = CONFIG["data"][KEY + names.ENDPOINT_KIND]
     for kind in (READY, DEGRADED, RECONCILING, STALLED):
         assert f'is_true("{kind.value}")' in script
-    for reason in (Reason.STOPPED, Reason.SCALED_TO_ZERO, Reason.UNSCHEDULABLE):
+    for reason in (Reason.STOPPED, Reason.SCALED_TO_ZERO):
         assert f'reason == "{reason.value}"' in script
+    for reason in (Reason.UNSCHEDULABLE, Reason.WEIGHTS_NOT_READY):
+        assert f"{reason.value} = true" in script
     assert CONFIG["data"].keys() == {KEY + names.ENDPOINT_KIND, KEY + names.REGION_KIND}
 
 

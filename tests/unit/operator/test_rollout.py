@@ -391,7 +391,7 @@ def test_no_engine_is_stopped_for_nothing() -> None:
         case.nodes = nodes
         judged = case.judge()
         assert (judged.strategy, judged.reason) == ("Surge", Reason.WAITING_FOR_GPU)
-        assert "go on serving" in judged.message
+        assert "one older engine goes on serving" in judged.message
     case = rolling(rollout={"strategy": "Surge"})
     case.stuck(3600)
     judged = case.judge()

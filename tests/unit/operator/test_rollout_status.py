@@ -82,6 +82,34 @@ def test_an_old_engine_that_serves_while_the_new_one_looks_for_a_gpu_is_none_eit
     }
 
 
+def test_a_new_engine_without_its_claim_waits_for_the_claim_and_not_for_a_gpu() -> None:
+    for older, ready in ((True, ("True", "Serving")), (False, ("False", "WeightsNotReady"))):
+        store = rolling()
+        stuck(store)
+        old, new = store.pods
+        new = replace(new, unschedulable='0/1 nodes are available: persistentvolumeclaim "models" not found.')
+        store.pods = (old, new) if older else (replace(old, ready_since=None, node="", unschedulable="no room"), new)
+        store.claims = {}
+        found = states(store)
+        assert (found["Ready"], found["RolloutBlocked"]) == (ready, ("True", "WeightsNotReady"))
+        plan = store.settle()
+        message = condition_of(plan, "RolloutBlocked")["message"]
+        assert "there is no PersistentVolumeClaim 'models'" in message
+        assert "GPU" not in message
+        assert ("serving" in message) is older, "only what serves goes on serving"
+    store = rolling()
+    store.pods = ()
+    store.claims = {}
+    store.deployment["status"] = {
+        "conditions": [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}]
+    }
+    stuck(store)
+    store.pods = (replace(store.pods[0], unschedulable='persistentvolumeclaim "models" not found'),)
+    degraded = condition_of(store.settle(), "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "WeightsNotReady")
+    assert "create it or correct model.source" in degraded["message"]
+
+
 def test_without_any_engine_it_is_one() -> None:
     store = rolling()
     store.pods = ()

@@ -118,7 +118,7 @@ class _Replica:
         settings, halt = self._settings, asyncio.Event()
         registry = kopf.OperatorRegistry()
         login.register(registry, settings.kubeconfig)
-        watches.register(registry, self._caches, self._enqueue, self._on_event)
+        watches.register(registry, self._caches, self._enqueue, self._enqueue_first, self._on_event)
         is_process, stop = stop is None, stop or asyncio.Event()
         async with serve([settings.host], settings.health_port, self._health, self._metrics, self._leads):
             self._reconciler.features = await read_features(self._api)
@@ -163,6 +163,10 @@ class _Replica:
         # Who does not lead remembers nothing to do: a new leader looks at every endpoint anyway.
         if self._leads():
             self._queue.enqueue(key, delay_s)
+
+    def _enqueue_first(self, key: Key) -> None:
+        if self._leads():
+            self._queue.enqueue_first(key)
 
     def _on_event(self, kind: Kind, key: Key, version: int) -> None:
         self._health.watches[kind.plural].told(key, version, time.monotonic())

@@ -57,11 +57,15 @@ def register(
     registry: kopf.OperatorRegistry,
     caches: Caches,
     enqueue: Callable[[Key], None],
+    enqueue_first: Callable[[Key], None],
     on_event: Callable[[Kind, Key, int], None],
 ) -> None:
-    """One handler per watched kind. `on_event` is told of each event: the object's kind, key and version."""
+    """One handler per watched kind. `on_event` is told of each event: the object's kind, key and version.
+
+    An endpoint whose spec has changed goes first: somebody waits for it.
+    """
     for kind in WATCHED:
-        _register(registry, kind, caches, enqueue, on_event)
+        _register(registry, kind, caches, enqueue, enqueue_first, on_event)
 
 
 def _register(
@@ -69,6 +73,7 @@ def _register(
     kind: Kind,
     caches: Caches,
     enqueue: Callable[[Key], None],
+    enqueue_first: Callable[[Key], None],
     on_event: Callable[[Kind, Key, int], None],
 ) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"watch-{kind.plural}")
@@ -80,10 +85,18 @@ def _register(
         if not caches.reads(kind, key[0]):
             return
         on_event(kind, key, version_of(obj))
+        if kind is ENDPOINTS and is_spec_new(cache.get(key), obj):
+            enqueue_first(key)
         has_changed = cache.remove(obj) if event["type"] == "DELETED" else cache.put(obj)
         if has_changed:
             for endpoint in concerned(caches, obj):
                 enqueue(endpoint)
+
+
+def is_spec_new(known: Json | None, obj: Json) -> bool:
+    """Whether an object has a generation that is not known yet."""
+    generation: int = obj["metadata"].get("generation", 0)
+    return known is None or bool(generation > known["metadata"].get("generation", 0))
 
 
 class _Patience:

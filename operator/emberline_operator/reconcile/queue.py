@@ -12,6 +12,8 @@ from emberline_operator.cluster.caches import Key
 from emberline_operator.errors import ClusterError, ConflictError, LostLeadershipError
 from emberline_operator.reconcile.schedule import Schedule, retry_delay_s
 
+FIRST: Final = float("-inf")
+"""Due before everything else."""
 _log = logging.getLogger(__name__)
 MAX_BUSY_PASSES: Final = 5
 """Passes in a row that may follow each other at once because each has written; more are slowed down like failures."""
@@ -45,6 +47,11 @@ class Queue:
     def enqueue(self, key: Key, delay_s: float = 0.0) -> None:
         """Work on a key after a delay, or earlier if somebody else asks for it."""
         self._schedule.add(key, self._clock() + delay_s)
+        self._wake.set()
+
+    def enqueue_first(self, key: Key) -> None:
+        """Work on a key before all that is due: somebody waits for it, as nobody does for the regular looks of a busy cluster."""
+        self._schedule.add(key, FIRST)
         self._wake.set()
 
     async def close(self, timeout_s: float) -> bool:

@@ -178,6 +178,27 @@ async def test_an_unforeseen_failure_stops_nobody(caplog: pytest.LogCaptureFixtu
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_who_is_waited_for_goes_before_all_that_is_overdue() -> None:
+    served: list[tuple[str, str]] = []
+
+    async def work(key: tuple[str, str]) -> Outcome:
+        served.append(key)
+        return Outcome()
+
+    queue = Queue(work, lambda: 0.0)
+    for number in range(5):
+        queue.enqueue(("n", f"look-{number}"), -10.0)
+    queue.enqueue_first(("n", "changed"))
+    running = asyncio.create_task(queue.run(1))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert served[0] == ("n", "changed")
+    assert len(served) == 6
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_keys_run_side_by_side_up_to_the_number_of_workers() -> None:
     running: set[tuple[str, str]] = set()
     most = 0

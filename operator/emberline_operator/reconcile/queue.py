@@ -77,6 +77,9 @@ class Queue:
                     if key is None:
                         break
                     group.create_task(self._process(key), name=f"pass {'/'.join(key)}")
+                    # A pass that has nothing to write computes without a pause. Begun one a turn, they leave the loop to the
+                    # answers that others wait for; sixteen in one turn made each answer of theirs wait for all of them.
+                    await asyncio.sleep(0)
                 await self._rest(num_workers)
 
     async def _rest(self, num_workers: int) -> None:

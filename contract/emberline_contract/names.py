@@ -120,8 +120,6 @@ AMD_GPU_RESOURCE: Final = "amd.com/gpu"
 # Scaling.
 METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
-METRIC_QUEUE_DEPTH: Final = "emberline_queue_depth"
-"""Requests that wait, to look at."""
 METRIC_QUEUE_LOAD: Final = "emberline_queue_load"
 """What a HorizontalPodAutoscaler divides by `scaling.queueDepthPerReplica` (design 4: demand)."""
 METRIC_REQUESTS: Final = "emberline_requests"

@@ -228,6 +228,11 @@ class Snapshot:
         """The endpoint's generation."""
         return int(self.endpoint["metadata"].get("generation", 0))
 
+    def controls(self, live: Json) -> bool:
+        """Whether this very endpoint is the object's controller; one of the same name that came before it is another."""
+        owners = live["metadata"].get("ownerReferences", ())
+        return any(owner.get("controller") and owner.get("uid") == self.uid for owner in owners)
+
 
 def time_of(text: str) -> datetime:
     """A metav1.Time or MicroTime."""

@@ -25,15 +25,10 @@ def find(seen: Snapshot, ref: Ref) -> Json | None:
     return seen.children.get(ref) or seen.looked_up.get(ref)
 
 
-def is_ours(live: Json, seen: Snapshot) -> bool:
-    """Whether this very endpoint controls the object."""
-    return _controller(live).get("uid") == seen.uid
-
-
 def own(seen: Snapshot, ref: Ref) -> Json | None:
     """The live object if it is this endpoint's."""
     live = find(seen, ref)
-    return live if live is not None and is_ours(live, seen) else None
+    return live if live is not None and seen.controls(live) else None
 
 
 def own_deployments(seen: Snapshot) -> dict[str, Json]:
@@ -41,7 +36,7 @@ def own_deployments(seen: Snapshot) -> dict[str, Json]:
     return {
         ref.region: live
         for ref, live in sorted(seen.children.items())
-        if ref.kind == "Deployment" and is_ours(live, seen)
+        if ref.kind == "Deployment" and seen.controls(live)
     }
 
 
@@ -55,7 +50,7 @@ def sort_out(refs: Iterable[Ref], seen: Snapshot) -> Ask | Belonging:
     leftovers = set()
     for ref in refs:
         live = find(seen, ref)
-        if live is None or is_ours(live, seen):
+        if live is None or seen.controls(live):
             continue
         owner = _controller(live)
         if owner.get("kind") == names.ENDPOINT_KIND and owner.get("name") == seen.name:

@@ -15,7 +15,7 @@ from emberline_operator.desired.pdb import make_pdb
 from emberline_operator.desired.service import make_service
 from emberline_operator.desired.template import configmap_of, make_template, signature, template_inputs
 from emberline_operator.plan.actions import Action, Apply, Delete
-from emberline_operator.plan.belonging import find, is_ours, own
+from emberline_operator.plan.belonging import find, own
 from emberline_operator.plan.ownership import needs_write, owned_fields, owned_part
 from emberline_operator.plan.replicas import (
     applied_replicas,
@@ -153,7 +153,7 @@ def remove_region(region: str, seen: Snapshot) -> tuple[Action, ...]:
     own_there = [
         (ref, live)
         for ref, live in sorted(seen.children.items(), key=lambda item: (order.get(item[0].kind, 2), item[0]))
-        if is_ours(live, seen) and ref.region == region and "deletionTimestamp" not in live["metadata"]
+        if seen.controls(live) and ref.region == region and "deletionTimestamp" not in live["metadata"]
     ]
     why = f"the endpoint left region {region}"
     return tuple(Delete(ref, live["metadata"]["uid"], f"delete {ref}: {why}") for ref, live in own_there)
@@ -172,7 +172,7 @@ def _unused_configmaps(desired: Desired, seen: Snapshot) -> list[Action]:
         if ref.kind == "ConfigMap"
         and ref.name not in used
         and ref.region == desired.child.region
-        and is_ours(old, seen)
+        and seen.controls(old)
         and "deletionTimestamp" not in old["metadata"]
     ]
 

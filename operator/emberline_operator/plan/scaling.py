@@ -31,7 +31,7 @@ from emberline_operator.plan.ownership import needs_write
 from emberline_operator.plan.replicas import replicas_of, scale_to
 from emberline_operator.plan.scaling_verdict import Scaled, judge_scaling
 from emberline_operator.plan.trouble import awake_since
-from emberline_operator.plan.via import HPA_KIND, Via, is_own, rival_of
+from emberline_operator.plan.via import HPA_KIND, Via, rival_of
 from emberline_operator.snapshot import Json, PodState, Recommendation, Ref, Snapshot
 
 BUSY_RETRY_S: Final = 10.0
@@ -122,7 +122,7 @@ def plan_scaling(
     """
     pods = tuple(pod for pod in seen.pods if pod.region == placement.region)
     namesake = seen.looked_up.get(Ref(HPA_KIND, live["metadata"]["name"])) if hpa is None else None
-    if namesake is not None and is_own(namesake, seen):
+    if namesake is not None and seen.controls(namesake):
         hpa, namesake = namesake, None
     case = _Case(spec, seen, placement, live, hpa, via, now, pods, rival_of(seen, live) or namesake)
     if case.replicas > 0 and via.mode != "External":

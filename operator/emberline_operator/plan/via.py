@@ -71,14 +71,8 @@ def rival_of(seen: Snapshot, live: Json) -> Json | None:
     return None
 
 
-def is_own(obj: Json, seen: Snapshot) -> bool:
-    """Whether this very endpoint controls the object."""
-    owners = obj["metadata"].get("ownerReferences", ())
-    return any(owner.get("controller") and owner.get("uid") == seen.uid for owner in owners)
-
-
 def _has_hpa(seen: Snapshot) -> bool:
-    return any(ref.kind == HPA_KIND and is_own(child, seen) for ref, child in seen.children.items())
+    return any(ref.kind == HPA_KIND and seen.controls(child) for ref, child in seen.children.items())
 
 
 def _why_not(api: MetricsApi) -> str:

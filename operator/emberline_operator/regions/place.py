@@ -35,7 +35,7 @@ def own_deployment(seen: Snapshot, region: str) -> Json | None:
     """The endpoint's own Deployment in a region, if it is there."""
     ref = Ref("Deployment", names.child_name(seen.name, region))
     live = seen.children.get(ref) or seen.looked_up.get(ref)
-    return live if live is not None and _is_own(live, seen) else None
+    return live if live is not None and seen.controls(live) else None
 
 
 def lives(pod: PodState) -> bool:
@@ -165,10 +165,5 @@ def _can_serve(placement: RegionPlacement, seen: Snapshot) -> bool:
 
 
 def _left(named: Iterable[str], seen: Snapshot) -> list[str]:
-    regions = {ref.region for ref, live in seen.children.items() if _is_own(live, seen)}
+    regions = {ref.region for ref, live in seen.children.items() if seen.controls(live)}
     return sorted(regions - {*named, ""})
-
-
-def _is_own(live: Json, seen: Snapshot) -> bool:
-    owners = live["metadata"].get("ownerReferences", ())
-    return any(owner.get("controller") and owner["uid"] == seen.uid for owner in owners)

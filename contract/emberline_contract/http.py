@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -110,3 +111,8 @@ class DemandAnswer(AdminModel):
 
     uptime_s: float
     endpoints: list[EndpointDemand]
+
+    @cached_property
+    def by_target(self) -> dict[tuple[str, str, str], EndpointDemand]:
+        """Each endpoint's by namespace, name and region."""
+        return {(e.namespace, e.name, e.region): e for e in self.endpoints}

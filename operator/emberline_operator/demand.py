@@ -148,8 +148,7 @@ def demand_of(answers: dict[str, DemandAnswer | str], namespace: str, name: str,
         if isinstance(answer, str):
             silent.append(f"{gateway}: {answer}")
             continue
-        wanted = (namespace, name, region)
-        seen = next((e for e in answer.endpoints if (e.namespace, e.name, e.region) == wanted), None)
+        seen = answer.by_target.get((namespace, name, region))
         if seen is None:
             views.append(GatewayView(gateway, 0, answer.uptime_s, ever_active=False))
         else:

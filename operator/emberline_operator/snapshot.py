@@ -11,6 +11,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from emberline_contract import names
+from emberline_operator.memory import Memory
 
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as the API server writes it."""
@@ -207,6 +208,8 @@ class Snapshot:
     features: Features = Features()
     foreign_hpas: tuple[Json, ...] = ()
     """HorizontalPodAutoscalers of others whose target is a Deployment of the endpoint."""
+    memory: Memory = field(default_factory=Memory, compare=False)
+    """What earlier passes over the endpoint worked out."""
 
     @property
     def namespace(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
+from emberline_operator.memory import Memory
 from emberline_operator.plan.actions import Action, Apply, Ask, Delete, Evict, FillReplicas, Plan, Scale, Sleep
 from emberline_operator.plan.conditions import status_object
 from emberline_operator.plan.decide import decide
@@ -144,6 +145,7 @@ class Store:
     status_written: datetime | None = None
     history: list[int] = field(default_factory=list)
     """Every value that replicas of any Deployment has had."""
+    memory: Memory = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
         self._versions = itertools.count(2)
@@ -162,8 +164,13 @@ class Store:
         return Snapshot(**{**seen, **changes})
 
     def decide(self, install: Install = INSTALL, now: datetime = NOW, **changes: Any) -> Plan:
-        """One decision, with every question answered: what is not among the children is not there."""
-        seen = self.snapshot(**changes)
+        """One decision, the same whatever earlier ones have worked out."""
+        plan = self._answered(self.snapshot(**changes), install, now)
+        assert plan == self._answered(self.snapshot(**changes, memory=self.memory), install, now)
+        return plan
+
+    def _answered(self, seen: Snapshot, install: Install, now: datetime) -> Plan:
+        """The decision with every question answered: what is not among the children is not there."""
         while True:
             match decide(seen, install, now):
                 case Plan() as plan:

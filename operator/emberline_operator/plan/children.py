@@ -16,7 +16,7 @@ from emberline_operator.desired.service import make_service
 from emberline_operator.desired.template import configmap_of, make_template, signature, template_inputs
 from emberline_operator.plan.actions import Action, Apply, Delete
 from emberline_operator.plan.belonging import find, own
-from emberline_operator.plan.ownership import needs_write, owned_fields, owned_part
+from emberline_operator.plan.ownership import is_outdated, owned_fields, owned_part
 from emberline_operator.plan.replicas import (
     applied_replicas,
     created_with,
@@ -72,18 +72,7 @@ def make_desired(
     if placement.keeps_template and live is not None:
         return keep_template(child, live, decision, accepted)
     spec = accepted.spec
-    content = engine_config(child, spec, decision.choice).to_json()
-    inputs = template_inputs(spec, decision)
-    made = make_template(
-        child,
-        spec,
-        accepted.source,
-        decision,
-        image=choose_image(spec, install, live),
-        configmap=configmap_name(child, content),
-        install=install,
-    )
-    template = settle_template(made, inputs, live, seen, spec, install)
+    content, inputs, template = _make_pods(child, seen, accepted, decision, live, install)
     rollout = judge_rollout(
         spec, seen, placement.region, live, template, decision, now, patience_s=install.surge_patience_s
     )
@@ -101,6 +90,31 @@ def make_desired(
     configmaps = (make_configmap(child, content),) if is_made_from_it else ()
     objects = (*configmaps, make_service(child), make_pdb(child), deployment)
     return Desired(child, objects, deployment, rollout, first_replicas=first)
+
+
+def _make_pods(
+    child: Child, seen: Snapshot, accepted: Accepted, decision: Decision, live: Json | None, install: Install
+) -> tuple[str, str, Json]:
+    """The engines' configuration, the hash of what their template is made from, and the template."""
+    spec = accepted.spec
+
+    def make() -> tuple[str, str, Json]:
+        content = engine_config(child, spec, decision.choice).to_json()
+        inputs = template_inputs(spec, decision)
+        made = make_template(
+            child,
+            spec,
+            accepted.source,
+            decision,
+            image=choose_image(spec, install, live),
+            configmap=configmap_name(child, content),
+            install=install,
+        )
+        return content, inputs, settle_template(made, inputs, live, seen, spec, install)
+
+    configmaps = frozenset(ref for ref in seen.children if ref.kind == "ConfigMap")
+    inputs = (seen.uid, seen.endpoint["spec"], decision, live, configmaps, install)
+    return seen.memory.recall(("template", child.region), inputs, make)
 
 
 def keep_template(child: Child, live: Json, decision: Decision, accepted: Accepted) -> Desired:
@@ -128,7 +142,7 @@ def plan_children(desired: Desired, seen: Snapshot) -> tuple[Action, ...]:
         live = find(seen, ref)
         if live is None:
             actions.append(Apply(body, names.OPERATOR_MANAGER, f"create {ref}"))
-        elif needs_write(live, body, names.OPERATOR_MANAGER):
+        elif is_outdated(live, body, seen.memory):
             metadata = {**body["metadata"], "uid": live["metadata"]["uid"]}
             actions.append(Apply({**body, "metadata": metadata}, names.OPERATOR_MANAGER, f"update {ref}"))
     if desired.deployment is not None and desired.objects:

@@ -17,6 +17,8 @@ import re
 from decimal import Decimal
 from typing import Any, Final
 
+from emberline_contract import names
+from emberline_operator.memory import Memory
 from emberline_operator.snapshot import Json
 
 _IDENTITY: Final = ("apiVersion", "kind")
@@ -44,16 +46,16 @@ def owned_fields(live: Json, manager: str, subresource: str = "") -> Json:
 
 def owned_part(live: Any, fields: Json) -> Any:
     """The part of a live value that FieldsV1 names; lists keep the live order. Fields that are gone are left out."""
-    names = [name for name in fields if name != "."]
-    if not names:
+    owned = [name for name in fields if name != "."]
+    if not owned:
         return live
     if isinstance(live, list):
-        items = [name for name in names if name[:2] in ("k:", "v:")]
+        items = [name for name in owned if name[:2] in ("k:", "v:")]
         return [owned_part(item, fields[name]) for item in live for name in items if _names_item(name, item)]
     if isinstance(live, dict):
         return {
             name[2:]: owned_part(live[name[2:]], fields[name])
-            for name in names
+            for name in owned
             if name.startswith("f:") and name[2:] in live
         }
     return live
@@ -69,6 +71,12 @@ def needs_write(live: Json, desired: Json, manager: str, subresource: str = "") 
         del wanted["metadata"]
     fields = owned_fields(live, manager, subresource)
     return not _is_owned(wanted, live, fields, "")
+
+
+def is_outdated(live: Json, desired: Json, memory: Memory) -> bool:
+    """Whether the operator must write a child, as `needs_write`; a pair that was compared before is not compared again."""
+    question = (desired["kind"], desired["metadata"]["name"])
+    return memory.recall(question, (live, desired), lambda: needs_write(live, desired, names.OPERATOR_MANAGER))
 
 
 def _names_item(name: str, item: Any) -> bool:

@@ -27,7 +27,7 @@ from emberline_operator.plan.actions import Action, Apply, Ask, Delete, FillRepl
 from emberline_operator.plan.conditions import Verdict
 from emberline_operator.plan.follow import LOOK_S, follow
 from emberline_operator.plan.idle import Idleness, judge_idleness
-from emberline_operator.plan.ownership import needs_write
+from emberline_operator.plan.ownership import is_outdated
 from emberline_operator.plan.replicas import replicas_of, scale_to
 from emberline_operator.plan.scaling_verdict import Scaled, judge_scaling
 from emberline_operator.plan.trouble import awake_since
@@ -176,7 +176,7 @@ def _autoscaler(case: _Case) -> list[Action]:
     body = make_hpa(child, case.spec, has_tolerance=case.seen.features.hpa_tolerance)
     if hpa is None:
         return [Apply(body, names.OPERATOR_MANAGER, f"create {ref}")]
-    if not needs_write(hpa, body, names.OPERATOR_MANAGER):
+    if not is_outdated(hpa, body, case.seen.memory):
         return []
     return [
         Apply(

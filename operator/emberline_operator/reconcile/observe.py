@@ -11,18 +11,20 @@ from emberline_contract import names
 from emberline_operator.accept import parse_source
 from emberline_operator.cluster.caches import Caches, Key
 from emberline_operator.cluster.kinds import API_SERVICES, CHILDREN, CLAIMS, ENDPOINTS, HPAS, PODS, REGIONS
+from emberline_operator.memory import Memory
 from emberline_operator.plan.via import read_metrics_api
 from emberline_operator.snapshot import Features, Json, Recommendation, Ref, Snapshot, read_pod
 
 METRICS_API_SERVICES: Final = tuple(f"{version}.{names.METRICS_GROUP}" for version in names.METRICS_VERSIONS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Remembered:
     """What this process knows of an endpoint besides the caches."""
 
     status_written: datetime | None = None
     recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
 
 
 def observe(caches: Caches, key: Key, features: Features, remembered: Remembered) -> Snapshot | None:
@@ -57,6 +59,7 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         rivals=caches.index.rivals(key),
         is_shadowed=caches.index.is_shadowed(key),
         features=features,
+        memory=remembered.memory,
         foreign_hpas=tuple(hpa for hpa in caches[HPAS].of_endpoint(key) if not _is_labelled(hpa)),
     )
 

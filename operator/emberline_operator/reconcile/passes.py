@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, TypeGuard, assert_never
@@ -29,13 +29,15 @@ from emberline_operator.plan.actions import (
     SetDeletionCost,
     Sleep,
 )
+from emberline_operator.plan.belonging import own_deployments
 from emberline_operator.plan.conditions import status_delay_s, status_object, with_failure
 from emberline_operator.plan.decide import decide
 from emberline_operator.plan.notices import notices_of
+from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.reconcile.observe import Remembered, observe
 from emberline_operator.reconcile.queue import Outcome
 from emberline_operator.settings import Install
-from emberline_operator.snapshot import Demand, Features, Json, Recommendation, Snapshot
+from emberline_operator.snapshot import Demand, Features, Json, Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +86,7 @@ class Reconciler:
         self._clock = clock
         self.features = Features()
         """What the API server can do; whoever has asked it says so before the first pass."""
-        self._status_written: dict[Key, datetime] = {}
-        self._recommendations: dict[Key, Mapping[str, tuple[Recommendation, ...]]] = {}
+        self._remembered: dict[Key, Remembered] = {}
         self._surging: dict[Key, tuple[Json, ...]] = {}
         """Endpoints whose roll-outs that may take a spare GPU are being written, with their templates; the caches do not show
         them yet."""
@@ -93,14 +94,13 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> Outcome:
         """Bring one endpoint a step nearer to what it should be. Status is written also when an action fails."""
-        remembered = Remembered(self._status_written.get(key), self._recommendations.get(key, {}))
+        remembered = self._remembered.setdefault(key, Remembered())
         seen = observe(self._caches, key, self.features, remembered)
         if seen is None:
-            self._status_written.pop(key, None)
-            self._recommendations.pop(key, None)
+            del self._remembered[key]
             return Outcome()
-        plan = await self._decide(key, seen)
-        self._recommendations[key] = plan.recommendations
+        plan = await self._decide(key, await self._with_demand(seen))
+        remembered.recommendations = plan.recommendations
         try:
             return await self._carry_out(key, seen, plan)
         finally:
@@ -142,6 +142,14 @@ class Reconciler:
                 yield retry_s
         if failure is not None:
             raise failure
+
+    async def _with_demand(self, seen: Snapshot) -> Snapshot:
+        """What `decide` will ask for anyway is told before: it would have to begin anew."""
+        if seen.endpoint["spec"].get("scaling", {}).get("via") == "External":
+            return seen
+        awake = [region for region, live in own_deployments(seen).items() if replicas_of(live) > 0]
+        told = {region: await self._gateways.demand(seen.namespace, seen.name, region) for region in awake}
+        return replace(seen, demands=told)
 
     async def _decide(self, key: Key, seen: Snapshot) -> Plan:
         while True:
@@ -234,7 +242,7 @@ class Reconciler:
             generation = await self._writer.apply_status(status_object(seen.endpoint, status))
         except NotFoundError:
             return None
-        self._status_written[key] = now
+        self._remembered[key].status_written = now
         # The cache now holds a spec that came meanwhile, so its own event will be old news and trigger nothing.
         return None if generation == seen.generation else 0.0
 

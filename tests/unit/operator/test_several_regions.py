@@ -79,11 +79,11 @@ def test_a_label_that_somebody_has_changed_is_put_back_and_stops_nothing(label: 
     store.settle()
     run(store, "eu-1")
     before = dict(store.children)
-    for child in store.children.values():
-        if label is None:
-            del child["metadata"]["labels"][names.LABEL_REGION]
-        else:
-            child["metadata"]["labels"][names.LABEL_REGION] = label
+    for ref, child in before.items():
+        labels = {key: value for key, value in child["metadata"]["labels"].items() if key != names.LABEL_REGION}
+        if label is not None:
+            labels[names.LABEL_REGION] = label
+        store.children[ref] = {**child, "metadata": {**child["metadata"], "labels": labels}}
     first = store.decide().actions
     assert first, "the labels are not what they should be"
     assert all(isinstance(action, Apply) for action in first), first

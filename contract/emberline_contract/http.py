@@ -40,7 +40,9 @@ class ErrorType(StrEnum):
 
     BAD_REQUEST = "BadRequestError"
     UNAUTHORIZED = "AuthenticationError"
+    FORBIDDEN = "PermissionDeniedError"
     NOT_FOUND = "NotFoundError"
+    MISDIRECTED = "MisdirectedRequestError"
     TOO_LARGE = "RequestEntityTooLargeError"
     RATE_LIMIT = "RateLimitError"
     INTERNAL = "InternalServerError"
@@ -102,6 +104,8 @@ class EndpointDemand(AdminModel):
     dispatched: int
     idle_s: float
     """Seconds since a request last arrived or ended here; since the gateway's start if none ever did; 0 while any is unfinished."""
+    held_s: float = 0.0
+    """Seconds that the request that is held longest has waited."""
     pods: dict[str, int] = Field(default_factory=dict)
     """Name of a pod -> requests that are dispatched to it and unfinished; pods without any are left out."""
 

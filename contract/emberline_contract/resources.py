@@ -177,6 +177,26 @@ class PlacementSpec(ContractModel):
     """PriorityClass of the engines' pods."""
 
 
+class Schedule(ContractModel):
+    """A recurring time in which more engines always run."""
+
+    name: ShortString
+    """Its name."""
+    cron: str = Field(min_length=9, max_length=128)
+    """When it begins: minute, hour, day of month, month, day of week, such as `0 8 * * 1-5`."""
+    time_zone: str = Field(default="Etc/UTC", min_length=1, max_length=64)
+    """IANA name of the time zone that `cron` is read in, such as `Europe/Berlin`."""
+    min_replicas: int = Field(ge=1, le=1000)
+    """Engines that run at least meanwhile, in each region; the largest of several counts."""
+    duration: str = Field(json_schema_extra=duration_schema("scaling.schedules: duration", "1m", "168h"))
+    """How long it lasts."""
+
+    @property
+    def duration_s(self) -> float:
+        """`duration` in seconds."""
+        return duration_s(self.duration)
+
+
 class ScalingSpec(ContractModel):
     """How many engines, and when none."""
 
@@ -189,6 +209,10 @@ class ScalingSpec(ContractModel):
             (
                 "self.initialReplicas <= self.maxReplicas",
                 "scaling.initialReplicas must not be larger than scaling.maxReplicas",
+            ),
+            (
+                "!has(self.schedules) || self.schedules.all(s, s.minReplicas <= self.maxReplicas)",
+                "scaling.schedules: minReplicas must not be larger than scaling.maxReplicas",
             ),
         )
     )
@@ -208,6 +232,11 @@ class ScalingSpec(ContractModel):
         default="10m", json_schema_extra=duration_schema("scaling.activationTimeout", "1s", "1h")
     )
     """How long a request to a sleeping endpoint is held at most; then it is answered 503."""
+    unschedulable_timeout: str = Field(
+        default="30s", json_schema_extra=duration_schema("scaling.unschedulableTimeout", "1s", "1h")
+    )
+    """How long no node may have room for an engine before the start has failed; `scaling.activationTimeout` where a cluster
+    autoscaler may make a node."""
     scale_down_stabilization: str = Field(
         default="5m", json_schema_extra=duration_schema("scaling.scaleDownStabilization", "0s", "1h")
     )
@@ -216,6 +245,13 @@ class ScalingSpec(ContractModel):
     """Who decides how many engines run: `HPA` a HorizontalPodAutoscaler of ours, which needs Emberline's metrics API; `Operator` the
     operator by the same formula; `Auto` the first of these that can work; `External` whoever writes `spec.replicas` (`kubectl scale`,
     KEDA, an HPA of yours)."""
+
+    schedules: tuple[Schedule, ...] = Field(
+        default=(),
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Times in which more engines always run than `minReplicas`."""
 
     @property
     def idle_after_s(self) -> float:
@@ -228,9 +264,28 @@ class ScalingSpec(ContractModel):
         return duration_s(self.activation_timeout)
 
     @property
+    def unschedulable_timeout_s(self) -> float:
+        """`unschedulable_timeout` in seconds."""
+        return duration_s(self.unschedulable_timeout)
+
+    @property
     def scale_down_stabilization_s(self) -> float:
         """`scale_down_stabilization` in seconds."""
         return duration_s(self.scale_down_stabilization)
+
+
+class SecretRef(ContractModel):
+    """A Secret of the endpoint's namespace."""
+
+    name: ShortString
+    """Its name."""
+
+
+class AuthSpec(ContractModel):
+    """Who may call."""
+
+    keys_secret_ref: SecretRef | None = None
+    """Secret with one entry for each API key (docs/keys.md); unset: whoever reaches the gateway may call."""
 
 
 class ServingSpec(ContractModel):
@@ -240,6 +295,11 @@ class ServingSpec(ContractModel):
     """Requests that one gateway holds for the endpoint while nothing is ready; more are answered 429 with Retry-After."""
     heartbeat: str = Field(default="10s", json_schema_extra=duration_schema("serving.heartbeat", "100ms", "5m"))
     """Time between the comments that a held stream gets."""
+    routing: Literal["LeastQueue", "PrefixAware"] = "LeastQueue"
+    """Which engine takes a request: `LeastQueue` the one with the fewest unfinished; `PrefixAware` the one that has most of the
+    prompt's beginning in its cache, while it has not many more unfinished than the others."""
+    auth: AuthSpec = AuthSpec()
+    """Who may call."""
 
     @property
     def heartbeat_s(self) -> float:

@@ -48,6 +48,19 @@ class SkippedStatus(ContractModel):
     """Why not."""
 
 
+class FailedStart(ContractModel):
+    """The last attempt to start an engine, which failed."""
+
+    phase: Literal["Scheduling", "Image", "Container", "Loading"]
+    """How far it came."""
+    message: str = Field(default="", max_length=1024)
+    """What failed, in the words of who saw it."""
+    count: int = Field(ge=1)
+    """Failed starts in a row."""
+    retry_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    """Until then nothing is started for a request, and requests are answered 503."""
+
+
 class RegionStatus(ContractModel):
     """One region's engines."""
 
@@ -61,6 +74,8 @@ class RegionStatus(ContractModel):
     """Engines that can answer."""
     message: str | None = Field(default=None, max_length=1024)
     """What is wrong with the region, if something is."""
+    failed_start: FailedStart | None = None
+    """The last start, if it failed; gone with the next engine that becomes ready."""
     skipped: tuple[SkippedStatus, ...] = Field(default=(), max_length=16)
     """GPUs of the region that are not used."""
 

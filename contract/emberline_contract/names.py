@@ -123,13 +123,13 @@ AMD_GPU_RESOURCE: Final = "amd.com/gpu"
 # TLS and keys, all in SYSTEM_NAMESPACE.
 METRICS_SERVICE: Final = "emberline-metrics"
 """Service of the gateways' metrics API, which the APIServices point at."""
-METRICS_TLS_SECRET: Final = "emberline-metrics-tls"  # noqa: S105 - a name
+METRICS_TLS_SECRET: Final = "emberline-metrics-tls"
 """Certificate of the metrics API (`tls.crt`, `tls.key`, `ca.crt`); the operator makes and renews it."""
 METRICS_TLS_DIR: Final = "/etc/emberline-metrics-tls"
-GATEWAY_TLS_SECRET: Final = "gateway-tls"  # noqa: S105 - a name
+GATEWAY_TLS_SECRET: Final = "gateway-tls"
 """Certificate of the public port (`tls.crt`, `tls.key`), made by whoever installs; without it the port speaks plain HTTP."""
 GATEWAY_TLS_DIR: Final = "/etc/emberline-gateway-tls"
-KEYS_SECRET: Final = "emberline-keys"  # noqa: S105 - a name
+KEYS_SECRET: Final = "emberline-keys"
 """Digests of all API keys, which the operator writes and the gateways read."""
 ENV_REGION: Final = "EMBERLINE_REGION"
 """Gateway: the InferenceRegion that it runs in; unset: it is in none, and serves all."""

@@ -53,7 +53,7 @@ class InferenceRegionSpec(ContractModel):
     jurisdictions: tuple[Jurisdiction, ...] = Field(default=(), max_length=16)
     """Jurisdictions that the region lies in, such as `DE` and `EU`."""
     gateway_url: str | None = Field(
-        default=None, max_length=2048, json_schema_extra={"pattern": r"^https?://[^\s?#]+$"}
+        default=None, alias="gatewayURL", max_length=2048, json_schema_extra={"pattern": r"^https?://[^\s?#]+$"}
     )
     """Base URL of the gateways that run there; those of other jurisdictions send clients to it."""
     gpu_pools: tuple[GpuPool, ...] = Field(

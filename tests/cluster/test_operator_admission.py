@@ -32,6 +32,7 @@ def region(name: str, **spec: Any) -> dict[str, Any]:
 
 
 SECRET_KEY = {"name": "keys", "key": "a"}
+SCHEDULE = {"name": "day", "cron": "0 8 * * 1-5", "minReplicas": 1, "duration": "10h"}
 POOL = {
     "name": "spot", "nodeSelector": {"pool": "h100"}, "computeCapability": "9.0", "memory": "80Gi", "maxNodes": 4
 }  # fmt: skip
@@ -169,6 +170,36 @@ REFUSED = {
         endpoint(scaling={"scaleDownStabilization": "2h"}),
         "scaling.scaleDownStabilization must be between 0s and 1h",
         endpoint(scaling={"scaleDownStabilization": "0s"}),
+    ),
+    "patience with the scheduler too long": (
+        endpoint(scaling={"unschedulableTimeout": "2h"}),
+        "scaling.unschedulableTimeout must be between 1s and 1h",
+        endpoint(scaling={"unschedulableTimeout": "1h"}),
+    ),
+    "schedule beyond the most": (
+        endpoint(scaling={"maxReplicas": 2, "schedules": [{**SCHEDULE, "minReplicas": 3}]}),
+        "scaling.schedules: minReplicas must not be larger than scaling.maxReplicas",
+        endpoint(scaling={"maxReplicas": 2, "schedules": [{**SCHEDULE, "minReplicas": 2}]}),
+    ),
+    "schedule of no length": (
+        endpoint(scaling={"schedules": [{**SCHEDULE, "duration": "0s"}]}),
+        "scaling.schedules: duration must be between 1m and 168h",
+        endpoint(scaling={"schedules": [{**SCHEDULE, "duration": "1m"}]}),
+    ),
+    "schedule twice": (
+        endpoint(scaling={"schedules": [SCHEDULE, SCHEDULE]}),
+        "Duplicate value",
+        endpoint(scaling={"schedules": [SCHEDULE, {**SCHEDULE, "name": "night"}]}),
+    ),
+    "routing of another name": (
+        endpoint(serving={"routing": "RoundRobin"}),
+        "spec.serving.routing",
+        endpoint(serving={"routing": "PrefixAware"}),
+    ),
+    "gateway without a scheme": (
+        region("eu", gatewayURL="eu.example.com"),
+        "spec.gatewayURL",
+        region("eu", gatewayURL="https://eu.example.com"),
     ),
     "labels of the operator": (
         endpoint(podTemplate={"labels": {"emberline.dev/endpoint": "other"}}),

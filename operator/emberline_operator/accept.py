@@ -12,6 +12,7 @@ from emberline_contract import names
 from emberline_contract.conditions import Reason
 from emberline_contract.quantities import duration_s
 from emberline_contract.resources import InferenceEndpointSpec, ResidencySpec
+from emberline_operator.schedules import wrong_schedules
 from emberline_operator.snapshot import Json
 
 _SOURCE = re.compile(r"pvc://(?P<claim>[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?)(?:/(?P<folder>[A-Za-z0-9._/-]+))?")
@@ -62,7 +63,7 @@ def accept(endpoint: Json) -> Accepted | Rejection:
             Reason.INVALID_SPEC,
             f"model.source is {spec.model.source!r}; write pvc://<claim> or pvc://<claim>/<folder>",
         )
-    wrong = [*_wrong_durations(spec), *_wrong_bounds(spec)]
+    wrong = [*_wrong_durations(spec), *_wrong_bounds(spec), *wrong_schedules(spec.scaling)]
     if wrong:
         return Rejection(Reason.INVALID_SPEC, "; ".join(wrong))
     return Accepted(spec, source)
@@ -99,7 +100,9 @@ def _wrong_durations(spec: InferenceEndpointSpec) -> list[str]:
     durations = (
         ("scaling.idleAfter", spec.scaling.idle_after),
         ("scaling.activationTimeout", spec.scaling.activation_timeout),
+        ("scaling.unschedulableTimeout", spec.scaling.unschedulable_timeout),
         ("scaling.scaleDownStabilization", spec.scaling.scale_down_stabilization),
+        *((f"scaling.schedules[{it.name}].duration", it.duration) for it in spec.scaling.schedules),
         ("placement.residency.absenceGrace", spec.placement.residency.absence_grace),
         ("serving.heartbeat", spec.serving.heartbeat),
         ("rollout.drainTimeout", spec.rollout.drain_timeout),
@@ -116,8 +119,10 @@ def _wrong_durations(spec: InferenceEndpointSpec) -> list[str]:
 def _wrong_bounds(spec: InferenceEndpointSpec) -> list[str]:
     """As the CRD's CEL rules, for objects that were stored before a rule came."""
     scaling = spec.scaling
+    numbers = [("minReplicas", scaling.min_replicas), ("initialReplicas", scaling.initial_replicas)]
+    numbers += [(f"schedules[{it.name}].minReplicas", it.min_replicas) for it in scaling.schedules]
     return [
         f"scaling.{field} is {value}, larger than scaling.maxReplicas {scaling.max_replicas}; lower it or raise maxReplicas"
-        for field, value in (("minReplicas", scaling.min_replicas), ("initialReplicas", scaling.initial_replicas))
+        for field, value in numbers
         if value > scaling.max_replicas
     ]

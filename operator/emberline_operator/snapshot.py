@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,7 +9,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from emberline_contract import names
 from emberline_operator.memory import Memory
 
 Json = dict[str, Any]
@@ -89,6 +87,14 @@ class PodState:
     """If it is terminating: when the kubelet kills it at the latest."""
     has_ended: bool = False
     """Whether it will never run again: its node threw it out, or lost it. Its ReplicaSet has made another one."""
+    not_ready_since: datetime | None = None
+    """When its node said first, or said again, that it is not Ready."""
+    lacks_image: bool = False
+    """Whether `failure` is that an image cannot be had."""
+    is_trying: bool = False
+    """Whether the container of `failure` runs once more."""
+    loading_s: float | None = None
+    """How long the container of `failure` ran the last time without the pod becoming Ready; None: it did become Ready, or never ran."""
 
     @property
     def is_routable(self) -> bool:
@@ -109,6 +115,8 @@ class GatewayView:
     """False: it has seen no request since its own start, and `idle_s` counts from there."""
     held: int = 0
     """Those of the unfinished that wait for an engine."""
+    held_s: float = 0.0
+    """Seconds that the one which has waited longest has waited."""
     pods: Mapping[str, int] = field(default_factory=dict)
     """Name of an engine pod -> requests that it was given and has not finished."""
 
@@ -140,6 +148,15 @@ class Recommendation:
 
     until: datetime
     replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whether an engine that ends holds the place that another one waits for; kept in memory."""
+
+    is_held: bool
+    since: datetime
+    """When a pass saw that last, if it is so, or first, if it is so no longer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -201,6 +218,10 @@ class Snapshot:
     metrics_api: MetricsApi = MetricsApi()
     recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
     """By region, as the last pass has left them; a region is missing until the first pass that looked at its demand."""
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    """By region, as the last pass has left them; a region is missing while no engine of it has ended lately."""
+    taken_up: Mapping[str, bool] = field(default_factory=dict)
+    """Name of a pod -> whether a cluster autoscaler makes a node for it; a pod that is not in it has not been asked about yet."""
     rivals: tuple[Rival, ...] = ()
     """Other endpoints with the same `model.servedName`, the oldest first."""
     is_shadowed: bool = False
@@ -247,7 +268,6 @@ def time_text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-_STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _GPU_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/")
 
 
@@ -257,8 +277,8 @@ def is_gpu(resource: str) -> bool:
     return resource.startswith(_GPU_PREFIXES) or (bool(domain) and "gpu" in name)
 
 
-def _whole_gpus(resources: Mapping[str, str]) -> dict[str, int]:
-    """How many of each; what is no plain number (such as a share of memory) is no count of GPUs."""
+def whole_gpus(resources: Mapping[str, str]) -> dict[str, int]:
+    """How many GPUs of each resource; what is no plain number (such as a share of memory) is no count of GPUs."""
     return {name: int(count) for name, count in resources.items() if is_gpu(name) and str(count).isdecimal()}
 
 
@@ -270,42 +290,10 @@ def read_node(node: Json) -> NodeState:
     return NodeState(
         name=metadata["name"],
         labels=metadata.get("labels", {}),
-        gpus=_whole_gpus(status.get("allocatable", {})),
+        gpus=whole_gpus(status.get("allocatable", {})),
         taints=tuple(Taint(taint["key"], taint.get("value", ""), taint["effect"]) for taint in taints),
         is_ready=ready.get("status") == "True",
         is_cordoned=bool(spec.get("unschedulable")),
-    )
-
-
-def read_pod(pod: Json) -> PodState:
-    """What matters of a Pod."""
-    metadata, status = pod["metadata"], pod.get("status", {})
-    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
-    ready = conditions.get("Ready", {})
-    scheduled = conditions.get("PodScheduled", {})
-    is_ready = ready.get("status") == "True"
-    spec, annotations = pod.get("spec", {}), metadata.get("annotations", {})
-    # The scheduler's last word may come after somebody else has bound the pod.
-    is_waiting = not spec.get("nodeName") and scheduled.get("status") == "False"
-    is_unschedulable = is_waiting and scheduled.get("reason") == "Unschedulable"
-    return PodState(
-        name=metadata["name"],
-        template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""),
-        region=metadata.get("labels", {}).get(names.LABEL_REGION, ""),
-        created=time_of(metadata["creationTimestamp"]),
-        ready_since=_since(ready, metadata) if is_ready else None,
-        terminating="deletionTimestamp" in metadata,
-        unschedulable=(scheduled.get("message") or "no node fits").rstrip(".") if is_unschedulable else "",
-        failure="" if is_ready else _failure(status),
-        unschedulable_since=_since(scheduled, metadata) if is_unschedulable else None,
-        config_maps=frozenset(v["configMap"]["name"] for v in spec.get("volumes", ()) if "configMap" in v),
-        uid=metadata.get("uid", ""),
-        node=spec.get("nodeName", ""),
-        gpus=_gpus(spec),
-        deletion_cost=_cost(annotations.get(names.POD_DELETION_COST, "")),
-        deletion_cost_written=_moment(annotations.get(names.ANNOTATION_DELETION_COST_TIME, "")),
-        ends_by=_moment(metadata.get("deletionTimestamp", "")),
-        has_ended=status.get("phase") in ("Succeeded", "Failed"),
     )
 
 
@@ -313,49 +301,3 @@ def holds_gpus(pod: Json) -> bool:
     """Whether a Pod keeps what it requests: it is bound to a node and has not ended."""
     has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return bool(pod.get("spec", {}).get("nodeName")) and not has_ended
-
-
-def _since(condition: Json, metadata: Json) -> datetime:
-    return time_of(condition.get("lastTransitionTime") or metadata["creationTimestamp"])
-
-
-def _gpus(spec: Json) -> dict[str, int]:
-    requested: Counter[str] = Counter()
-    for container in spec.get("containers", ()):
-        limits = container.get("resources", {}).get("limits", {})
-        requested.update(_whole_gpus(limits))
-    return dict(requested)
-
-
-def _cost(text: str) -> int | None:
-    """Whatever somebody wrote there that is no number counts as nothing, as with the ReplicaSet controller."""
-    try:
-        return int(text)
-    except ValueError:
-        return None
-
-
-def _moment(text: str) -> datetime | None:
-    """A time that may be missing, or that somebody has spoilt: anybody may write a pod's annotations."""
-    try:
-        return time_of(text)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _failure(status: Json) -> str:
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        waiting = container.get("state", {}).get("waiting", {})
-        # A container between two of its crashes runs for a while; its last end still tells what is wrong.
-        ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
-        failed = ended.get("exitCode", 0) != 0
-        reason = waiting.get("reason", "")
-        if (reason and reason not in _STARTING_REASONS) or failed:
-            words = [reason, waiting.get("message", "")]
-            if failed:
-                how = f"exit code {ended['exitCode']}"
-                words += [f"last end: {ended.get('reason', 'Error')}, {how}", ended.get("message", "")]
-            return f"container {container['name']}: " + ": ".join(word.strip() for word in words if word.strip())
-    if status.get("phase") == "Failed":
-        return ": ".join(word for word in (status.get("reason", "Failed"), status.get("message", "")) if word)
-    return ""

@@ -43,12 +43,12 @@ async def rig(plane: TestPlane, namespace: str, tmp_path: Path) -> AsyncIterator
 )
 async def test_it_comes_back_as_it_was_written(rig: OperatorRig, scaling: Raw, has_tolerance: bool) -> None:
     child = Child(rig.namespace, "tiny", (await rig.endpoint("tiny"))["metadata"]["uid"], "default")
-    body = make_hpa(child, spec_of(scaling=scaling), has_tolerance=has_tolerance)
+    body = make_hpa(child, spec_of(scaling=scaling), floor=0, has_tolerance=has_tolerance)
     path = HPAS.path(rig.namespace, child.name)
     query = [("fieldManager", names.OPERATOR_MANAGER), ("force", "true")]
     live = await rig.admin.request("PATCH", path, body=body, query=query, content_type=APPLY)
     assert not needs_write(live, body, names.OPERATOR_MANAGER)
-    other = make_hpa(child, spec_of(scaling={**scaling, "maxReplicas": 500}), has_tolerance=has_tolerance)
+    other = make_hpa(child, spec_of(scaling={**scaling, "maxReplicas": 500}), floor=0, has_tolerance=has_tolerance)
     assert needs_write(live, other, names.OPERATOR_MANAGER)
 
 

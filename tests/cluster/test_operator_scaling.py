@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from emberline_contract import names
 from emberline_operator.cluster.caches import Caches
-from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS
+from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, PODS
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ConflictError
 from emberline_operator.plan import follow, idle, scaling
@@ -266,16 +266,105 @@ async def test_a_wake_by_the_gateway_is_not_undone_by_a_spec_change(rig: Operato
 
 
 async def test_a_start_is_never_cut_off_but_a_failing_one_is(rig: OperatorRig) -> None:
+    """T5, T6: nobody calls any more, and it goes on loading; when it only crashes it is given up, and told, and not begun at once."""
     async with rig.gateway(idle_s=100) as gateway, rig.operator():
-        await rig.endpoint("tiny", scaling={**FAST, "idleAfter": "2s"})
-        await rig.settled("tiny", "ScaledToZero")
-        await rig.deployment("tiny")
-        await rig.scale("tiny", 1)
+        await rig.endpoint("tiny", scaling={**FAST, "initialReplicas": 1, "activationTimeout": "3s"})
         (pod,) = await rig.pods("tiny")
         await rig.set_pod(pod, state={"waiting": {"reason": "ContainerCreating"}})
         await rig.settled("tiny", "Starting")
-        await asyncio.sleep(2.2)
-        assert not gateway.closes
-        waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
-        await rig.set_pod(pod, state={"waiting": waiting})
+        await asyncio.sleep(3.5)
+        assert await replicas(rig) == 1, "neither idleAfter nor activationTimeout ends what makes progress"
+        words = "back-off 10s restarting failed container"
+        await rig.set_pod(pod, state={"waiting": {"reason": "CrashLoopBackOff", "message": words}})
+        await rig.settled("tiny", "ContainerFailed")
+        assert await replicas(rig) == 1, "it has its time from when it was last seen as not ready"
+        await becomes(rig, 0)
+        assert not gateway.closes, "nothing can be in flight"
+        endpoint = await rig.settled("tiny", "StartFailed")
+        (region,) = endpoint["status"]["regions"]
+        failed = region["failedStart"]
+        assert (failed["phase"], failed["count"]) == ("Container", 1)
+        assert words in failed["message"]
+        assert failed["retryTime"] in condition(endpoint, "Ready")["message"]
+
+        async def told() -> bool:
+            return condition(await rig.get(ENDPOINTS, "tiny") or {}, "Degraded")["reason"] == "StartFailed"
+
+        await eventually(told, "the failure, when its pod is gone")
+    await rig.scale("tiny", 1)
+    async with rig.gateway() as gateway, rig.operator():
+        gateway.endpoints.append((rig.namespace, "tiny", names.DEFAULT_REGION))
+        # Another process: what it knows of the failure is in status.
+        (pod,) = await rig.pods("tiny")
+        await rig.set_pod(pod, ready=True)
+        endpoint = await rig.settled("tiny", "Serving")
+        assert "failedStart" not in endpoint["status"]["regions"][0]
+
+
+async def test_an_engine_without_a_node_is_given_up_soon(rig: OperatorRig) -> None:
+    """T10; the scheduler's words say what is short. A cluster autoscaler that has taken the pod up gets more time."""
+    async with rig.gateway(idle_s=100) as gateway, rig.operator():
+        gateway.endpoints.append((rig.namespace, "tiny", names.DEFAULT_REGION))
+        patience = {"unschedulableTimeout": "2s", "activationTimeout": "1h"}
+        nowhere = {"nodeSelector": {"example.com/none": rig.namespace}}
+        await rig.endpoint("tiny", scaling={**FAST, **patience}, placement=nowhere)
+        await rig.settled("tiny", "ScaledToZero")
+        await rig.deployment("tiny")
+        gateway.held = 1
+        await rig.scale("tiny", 1)
+        await rig.settled("tiny", "Unschedulable")
+        await becomes(rig, 0)
+        endpoint = await rig.settled("tiny", "StartFailed")
+        failed = endpoint["status"]["regions"][0]["failedStart"]
+        assert (failed["phase"], failed["count"]) == ("Scheduling", 1)
+        assert "node" in failed["message"]
+
+        async def gone() -> bool:
+            return not await rig.list(PODS, f"{names.LABEL_ENDPOINT}=tiny")
+
+        await eventually(gone, "no pod")
+        # Times are told to the second: a pod of the very second of the failure counts as one that failed.
+        await asyncio.sleep(1.1)
+        await rig.scale("tiny", 1)
+        (pod,) = await rig.pods("tiny")
+        await taken_up(rig, pod)
+        await asyncio.sleep(4)
+        assert await replicas(rig) == 1
+
+
+async def taken_up(rig: OperatorRig, pod: Raw) -> None:
+    """A cluster autoscaler's Event."""
+    metadata = pod["metadata"]
+    about = {"kind": "Pod", "namespace": rig.namespace, "name": metadata["name"], "uid": metadata["uid"]}
+    body = {
+        "metadata": {"generateName": "up-", "namespace": rig.namespace},
+        "involvedObject": about, "reason": "TriggeredScaleUp", "type": "Normal", "message": "pod triggered scale-up",
+        "source": {"component": "cluster-autoscaler"},
+    }  # fmt: skip
+    await rig.admin.request("POST", f"/api/v1/namespaces/{rig.namespace}/events", body=body)
+
+
+async def test_a_schedule_starts_engines_and_lets_them_go(rig: OperatorRig) -> None:
+    """Whatever the minute is when the test runs: one that begins each minute and lasts for one is always on."""
+    always = {"name": "always", "cron": "* * * * *", "minReplicas": 2, "duration": "1m"}
+    async with rig.gateway(idle_s=100), rig.operator():
+        await rig.endpoint("tiny", scaling=FAST)
+        await rig.settled("tiny", "ScaledToZero")
+        await rig.deployment("tiny")
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"schedules": [always]}}})
+        await becomes(rig, 2)
+        for pod in await rig.pods("tiny", 2):
+            await rig.set_pod(pod, ready=True)
+        await rig.settled("tiny", "Serving")
+        await asyncio.sleep(1.5)
+        assert await replicas(rig) == 2, "idle, and no less than the schedule asks for"
+        wrong = {**always, "timeZone": "Europe/Berlino"}
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"schedules": [wrong]}}})
+
+        async def refused() -> str | None:
+            accepted = condition(await rig.get(ENDPOINTS, "tiny") or {}, "Accepted")
+            return accepted["message"] if accepted["status"] == "False" else None
+
+        assert "scaling.schedules[always].timeZone" in await eventually(refused, "not accepted")
+        await rig.patch(ENDPOINTS, "tiny", {"spec": {"scaling": {"schedules": []}}})
         await becomes(rig, 0)

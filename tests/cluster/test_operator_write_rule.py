@@ -17,7 +17,8 @@ from emberline_operator.cluster.kinds import BY_KIND, ENDPOINTS, PODS, trimmed
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ConflictError
 from emberline_operator.plan.ownership import needs_write, owned_fields
-from emberline_operator.snapshot import Features, read_pod
+from emberline_operator.pods import read_pod
+from emberline_operator.snapshot import Features
 from support.every_field import BODIES, CHANGES, REMOVALS, changed, parent_of, without
 from support.operator_objects import fields_of
 from support.operator_rig import Raw, endpoint_yaml

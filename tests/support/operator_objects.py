@@ -143,6 +143,8 @@ class Store:
     nodes: dict[str, NodeState] = field(default_factory=lambda: {"n-eu": NodeState("n-eu", EU_LABELS)})
     metrics_api: MetricsApi = field(default_factory=MetricsApi)
     status_written: datetime | None = None
+    taken_up: tuple[str, ...] = ()
+    """Pods for which a cluster autoscaler makes nodes."""
     history: list[int] = field(default_factory=list)
     """Every value that replicas of any Deployment has had."""
     memory: Memory = field(default_factory=Memory)
@@ -175,18 +177,20 @@ class Store:
             match decide(seen, install, now):
                 case Plan() as plan:
                     return plan
-                case Ask(objects=objects, demand_of=region):
-                    assert objects or region
+                case Ask(objects=objects, demand_of=region, autoscaler_of=waiting):
+                    assert objects or region or waiting
+                    taken_up = {**seen.taken_up, **{pod: pod in self.taken_up for pod in waiting}}
                     looked_up = {**seen.looked_up, **dict.fromkeys(objects)}
                     demands = dict(seen.demands) if region is None else {**seen.demands, region: self.demand or quiet()}
-                    seen = Snapshot(**{**_parts(seen), "looked_up": looked_up, "demands": demands})
+                    found = {"looked_up": looked_up, "demands": demands, "taken_up": taken_up}
+                    seen = Snapshot(**{**_parts(seen), **found})
 
     def settle(self, install: Install = INSTALL, now: datetime = NOW) -> Plan:
         """Pass after pass until nothing is written; gives the last, quiet one."""
         for _ in range(8):
-            plan = self.decide(install, now)
+            before, plan = self.endpoint.get("status"), self.decide(install, now)
             self.report(plan)
-            if not plan.actions:
+            if not plan.actions and plan.status == before:
                 return plan
             self.act(plan.actions)
         raise AssertionError(f"never quiet: {[action.why for action in plan.actions]}")

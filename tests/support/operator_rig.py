@@ -148,6 +148,7 @@ class PlayedGateway:
                 name=name,
                 region=region,
                 held=self.held,
+                held_s=5.0 if self.held else 0.0,
                 dispatched=sum(self.pods.values()),
                 idle_s=self.idle_s,
                 pods=self.pods,

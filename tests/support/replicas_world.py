@@ -71,7 +71,9 @@ class PlayedGateways:
             return Demand((), ("gw-1: no answer",))
         active = self.last_active or self.clock() - timedelta(hours=1)
         idle_s = 0.0 if self.unfinished(region) else (self.clock() - active).total_seconds()
-        return Demand((GatewayView("gw-1", self.unfinished(region), idle_s, True, self.held.get(region, 0)),))
+        held = self.held.get(region, 0)
+        view = GatewayView("gw-1", self.unfinished(region), idle_s, True, held, held_s=5.0 if held else 0.0)
+        return Demand((view,))
 
     async def close(self, request: CloseRequest) -> str:
         if self.is_silent:

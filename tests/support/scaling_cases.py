@@ -13,6 +13,7 @@ from emberline_operator.choice import Choice
 from emberline_operator.decision import Decision, RegionPlacement
 from emberline_operator.plan.actions import Ask
 from emberline_operator.plan.scaling import ScalePlan, plan_scaling
+from emberline_operator.plan.start import FailedStart
 from emberline_operator.plan.via import HPA_KIND, Via, choose_via
 from emberline_operator.snapshot import (
     Demand,
@@ -42,9 +43,12 @@ def spec_of(**spec: Any) -> InferenceEndpointSpec:
     )
 
 
-def calls(unfinished: int = 0, held: int = 0, *, idle_s: float = 0.0, silent: tuple[str, ...] = ()) -> Demand:
+def calls(
+    unfinished: int = 0, held: int = 0, *, idle_s: float = 0.0, held_s: float = 5.0, silent: tuple[str, ...] = ()
+) -> Demand:
     """One gateway's word, and those that are silent."""
-    return Demand((GatewayView("gw-1", unfinished, idle_s, ever_active=True, held=held),), silent)
+    view = GatewayView("gw-1", unfinished, idle_s, ever_active=True, held=held, held_s=held_s if held else 0.0)
+    return Demand((view,), silent)
 
 
 def hpa_of(spec: Raw | None = None, *conditions: tuple[str, str, str, str], uid: str = UID) -> Raw:
@@ -82,6 +86,9 @@ class Region:
     now: datetime = START
     memory: tuple[Recommendation, ...] | None = None
     features: Features = field(default_factory=Features)
+    failed: FailedStart | None = None
+    """What status tells of the last start."""
+    taken_up: dict[str, bool] = field(default_factory=dict)
 
     @property
     def live(self) -> Raw:
@@ -90,9 +97,14 @@ class Region:
 
     @property
     def seen(self) -> Snapshot:
+        shown: Raw = {"name": "default"}
+        if self.failed is not None:
+            retry = time_text(self.failed.retry_time)
+            shown["failedStart"] = {"phase": self.failed.phase, "count": self.failed.count, "retryTime": retry}
         endpoint = {
             "metadata": {"name": "tiny", "namespace": "team", "uid": UID, "generation": 1, "resourceVersion": "5"},
             "spec": self.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "status": {"observedGeneration": 1, "regions": [shown]},
         }
         return Snapshot(
             endpoint,
@@ -104,6 +116,7 @@ class Region:
             recommendations={} if self.memory is None else {"default": self.memory},
             foreign_hpas=self.foreign,
             features=self.features,
+            taken_up=self.taken_up,
         )
 
     @property

@@ -11,8 +11,9 @@ from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.cluster.kinds import DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS
 from emberline_operator.cluster.node_kinds import NodeKinds
+from emberline_operator.pods import read_pod
 from emberline_operator.regions.region import read_region
-from emberline_operator.snapshot import Json, NodeState, Rival, Waiter, holds_gpus, is_gpu, read_node, read_pod, time_of
+from emberline_operator.snapshot import Json, NodeState, Rival, Waiter, holds_gpus, is_gpu, read_node, time_of
 
 Key = tuple[str, str]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
+from typing import Final
 
 from emberline_contract import names
 from emberline_operator.cluster.api import APPLY, MERGE, Api
@@ -12,6 +13,9 @@ from emberline_operator.cluster.caches import Caches
 from emberline_operator.cluster.kinds import BY_KIND, CHILDREN, ENDPOINTS, PODS
 from emberline_operator.errors import ConflictError, NotFoundError, RefusedError
 from emberline_operator.snapshot import Json, Ref, time_text
+
+_TAKEN_UP: Final = frozenset({"TriggeredScaleUp", "Nominated"})
+"""Reasons of the Events by which Cluster Autoscaler and Karpenter tell that a node for a pod is on its way."""
 
 
 class Writer:
@@ -29,6 +33,17 @@ class Writer:
             return await self._api.request("GET", BY_KIND[ref.kind].path(namespace, ref.name))
         except NotFoundError:
             return None
+
+    async def is_taken_up(self, namespace: str, pod: str) -> bool:
+        """Whether a cluster autoscaler has said, in an Event, that it makes a node for the pod. Where Events may not be read: no."""
+        query = [("fieldSelector", f"regarding.kind=Pod,regarding.name={pod}")]
+        try:
+            events = await self._api.request(
+                "GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", query=query
+            )
+        except RefusedError:
+            return False
+        return any(event.get("reason") in _TAKEN_UP for event in events["items"])
 
     async def apply(self, body: Json, *, manager: str, force: bool) -> None:
         """Server-side apply of a child."""

@@ -20,8 +20,8 @@ DOWN_PERIOD_S: Final = 60
 """One engine is stopped in so long at most, so that those that are left show whether they are enough."""
 
 
-def make_hpa(child: Child, spec: InferenceEndpointSpec, *, has_tolerance: bool) -> Json:
-    """The autoscaler; `has_tolerance`: the API server keeps `behavior.scaleUp.tolerance`."""
+def make_hpa(child: Child, spec: InferenceEndpointSpec, *, floor: int, has_tolerance: bool) -> Json:
+    """The autoscaler, which keeps to the floor; `has_tolerance`: the API server keeps `behavior.scaleUp.tolerance`."""
     scaling, targets = spec.scaling, targets_of(spec)
     up: Json = {
         "stabilizationWindowSeconds": 0,
@@ -37,7 +37,7 @@ def make_hpa(child: Child, spec: InferenceEndpointSpec, *, has_tolerance: bool) 
         "metadata": child.metadata(child.name),
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": child.name},
-            "minReplicas": max(1, scaling.min_replicas),
+            "minReplicas": max(1, floor),
             "maxReplicas": scaling.max_replicas,
             "metrics": [
                 _metric(child, names.METRIC_QUEUE_LOAD, targets.queue_depth),

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from emberline_contract.conditions import Reason
-from emberline_operator.snapshot import Json, Recommendation, Ref
+from emberline_operator.snapshot import Json, Recommendation, Ref, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,8 @@ class Plan:
     notices: tuple[Notice, ...] = ()
     recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
     """What the next pass shall find in its snapshot."""
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +123,5 @@ class Ask:
     """Children that the caches do not hold; somebody else's object may have that name."""
     demand_of: str | None = None
     """Region whose demand the gateways know."""
+    autoscaler_of: frozenset[str] = frozenset()
+    """Pods for which a cluster autoscaler may be making nodes."""

@@ -76,7 +76,7 @@ def make_desired(
     rollout = judge_rollout(
         spec, seen, placement.region, live, template, decision, now, patience_s=install.surge_patience_s
     )
-    first = max(created_with(spec), int(takes_over))
+    first = max(created_with(spec, now), int(takes_over))
     deployment = make_deployment(
         child,
         template,
@@ -84,7 +84,7 @@ def make_desired(
         placement=to_text(decision),
         strategy=rollout.strategy,
         drain_timeout_s=spec.rollout.drain_timeout_s,
-        replicas=first if live is None else applied_replicas(live, spec),
+        replicas=first if live is None else applied_replicas(live, spec, now),
     )
     is_made_from_it = configmap_of(template) == configmap_name(child, content)
     configmaps = (make_configmap(child, content),) if is_made_from_it else ()

@@ -26,6 +26,7 @@ from emberline_operator.plan.weights import judge_claim
 from emberline_operator.regions.place import place
 from emberline_operator.regions.record import record_of
 from emberline_operator.regions.residency import EVICTION_GRACE_S, judge
+from emberline_operator.schedules import floor_at
 from emberline_operator.settings import Install
 from emberline_operator.snapshot import Ref, Snapshot
 
@@ -45,6 +46,7 @@ def decide(seen: Snapshot, install: Install, now: datetime) -> Plan | Ask:
         found,
         spec=spec,
         via=choose_via(spec, seen),
+        floor=floor_at(spec.scaling, now),
         weights=judge_claim(accepted.source, seen.claims.get(accepted.source.claim)),
     )
     return _accepted(found, accepted, adopt(seen, spec), install, now)
@@ -137,6 +139,11 @@ def _plan(found: Findings, actions: Sequence[Action], now: datetime, again_s: fl
             region.name: region.scale.recommendations
             for region in found.regions
             if region.scale is not None and region.scale.recommendations is not None
+        },
+        {
+            region.name: region.scale.start.room
+            for region in found.regions
+            if region.scale is not None and region.scale.start.room is not None
         },
     )
 

@@ -11,8 +11,10 @@ from emberline_operator.decision import Decision, RegionPlacement, ResidencyVerd
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.rollout import Rollout
 from emberline_operator.plan.scaling import ScalePlan
+from emberline_operator.plan.start import FailedStart
 from emberline_operator.plan.via import Via
 from emberline_operator.plan.weights import WeightsState
+from emberline_operator.schedules import Floor
 from emberline_operator.snapshot import Json, PodState, Snapshot
 
 
@@ -34,6 +36,11 @@ class RegionFindings:
     """Whether engines of the newest generation would be others, and none may be started."""
     rollout: Rollout | None = None
     scale: ScalePlan | None = None
+
+    @property
+    def failed_start(self) -> FailedStart | None:
+        """The last start, if it failed."""
+        return self.scale.start.failed if self.scale else None
 
     @property
     def desired(self) -> int:
@@ -76,6 +83,7 @@ class Findings:
     spec: InferenceEndpointSpec | None = None
     """None: it could not be read."""
     via: Via | None = None
+    floor: Floor | None = None
     weights: WeightsState | None = None
     regions: tuple[RegionFindings, ...] = ()
     residency: ResidencyVerdict | None = None
@@ -89,6 +97,18 @@ class Findings:
     def num_ready(self) -> int:
         """Engines that can answer, over all regions."""
         return sum(region.num_ready for region in self.regions)
+
+    @property
+    def back_off(self) -> FailedStart | None:
+        """The failed start that keeps every region from starting an engine for a request: the one that does so for the shortest
+        time. None: a request is held.
+        """
+        places = [region for region in self.regions if region.placement is not None]
+        scaled = [it.scale for it in places if it.is_wanted and it.placement and it.placement.may_start]
+        failed = [scale.start.failed for scale in scaled if scale is not None and scale.start.waits]
+        if not failed or len(failed) < len(scaled):
+            return None
+        return min((it for it in failed if it is not None), key=lambda it: it.retry_time, default=None)
 
     @property
     def is_stopped(self) -> bool:

@@ -14,10 +14,13 @@ from typing import Final
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.demand_formula import Load, targets_of, wanted_replicas
 from emberline_operator.desired.hpa import DOWN_PERIOD_S
+from emberline_operator.schedules import floor_at
 from emberline_operator.snapshot import Recommendation, Snapshot
 
-LOOK_S: Final = 10.0
-"""Between two looks at the demand of a region that is awake."""
+LOOK_S: Final = 15.0
+"""Between two looks at the demand of a region that is awake, as a HorizontalPodAutoscaler takes them."""
+WAITED_S: Final = 1.0
+"""What has waited for less is no reason for another engine."""
 SETTLE: Final = timedelta(seconds=5)
 """What an engine that has just become ready needs to take what was held for it, and gateways to tell that it has."""
 
@@ -47,7 +50,7 @@ def follow(
     has been ready, or none will be; while the first ones start none is stopped.
     """
     scaling = spec.scaling
-    lowest = max(1, scaling.min_replicas)
+    lowest = max(1, floor_at(scaling, now).replicas)
     wanted = min(max(wanted_replicas(load_of(seen, region, now), targets_of(spec)), lowest), scaling.max_replicas)
     is_first = region not in seen.recommendations
     least = max(wanted, min(replicas, scaling.max_replicas)) if is_first or not is_known or not is_up else wanted
@@ -76,7 +79,7 @@ def load_of(seen: Snapshot, region: str, now: datetime) -> Load:
     return Load(
         unfinished=sum(view.unfinished for view in views),
         queue=queue,
-        has_waited=queue > 0,
+        has_waited=any(view.held_s > WAITED_S for view in views),
         ready=sum(now - since >= SETTLE for since in ready),
     )
 

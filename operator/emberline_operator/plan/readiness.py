@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_operator.decision import Eviction
 from emberline_operator.plan.conditions import Truth, Verdict, engines, truth
 from emberline_operator.plan.findings import Findings, RegionFindings
+from emberline_operator.plan.start import FailedStart
 from emberline_operator.plan.trouble import Trouble, find_trouble
 from emberline_operator.plan.weights import is_awaited
-from emberline_operator.snapshot import Json
+from emberline_operator.snapshot import Json, time_text
 
 NEVER_READY: Final = "No engine has been ready at this generation yet"
 _TOLD: Final = (
@@ -21,6 +23,7 @@ _TOLD: Final = (
     Reason.CONTAINER_FAILED,
     Reason.PODS_NOT_CREATED,
     Reason.WEIGHTS_NOT_READY,
+    Reason.START_FAILED,
 )
 """Reasons whose message says that no engine has been ready, where that is so."""
 
@@ -54,6 +57,11 @@ def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdi
         return _ready("False", Reason.WEIGHTS_NOT_READY, f"{weights.message}{never}")
     if not found.is_there:
         return _ready("Unknown", Reason.PENDING, "the endpoint's objects are being created")
+    failed = found.back_off
+    if failed is not None:
+        then = "requests are answered 503 until" if found.desired else "a request may start one again at"
+        message = f"{failed_words(failed)}; {then} {time_text(failed.retry_time)}{never}"
+        return _ready("False", Reason.START_FAILED, message)
     if not found.desired:
         if weights is not None and weights.status != "True":
             return _ready("Unknown", Reason.WEIGHTS_NOT_READY, f"{weights.message}{never}")
@@ -63,22 +71,22 @@ def judge_ready(found: Findings, blocked: Verdict | None, before: Json) -> Verdi
         return _ready("False", trouble.reason, f"{trouble.message}{never}")
     num_up = sum(region.num_alive for region in found.regions)
     message = f"{num_up} of {engines(found.desired)} starting; requests are held{never}"
-    may_sleep = found.spec is not None and found.spec.scaling.min_replicas == 0
+    may_sleep = found.floor is not None and found.floor.replicas == 0
     return _ready(truth(may_sleep and has_served), Reason.STARTING, message)
 
 
-def judge_degraded(found: Findings, before: Json) -> Verdict:
+def judge_degraded(found: Findings) -> Verdict:
     """Whether something fails, also while requests are answered.
 
-    What made a start fail is still so of an endpoint that has gone to sleep after it, until the spec changes or another start shows
-    otherwise.
+    What made a start fail is still so of an endpoint that has gone to sleep after it, until the spec changes or an engine becomes
+    ready.
     """
     if found.residency is not None and found.residency.violations:
         message = _where_they_must_not_be(found.residency.violations)
         return Verdict(ConditionType.DEGRADED, "True", Reason.RESIDENCY_VIOLATION, message)
     trouble = _worst_trouble(found)
-    if trouble is None and _sleeps(found):
-        trouble = _last_trouble(before, found.seen.generation)
+    if trouble is None:
+        trouble = _failed_start(found)
     if trouble is None:
         return Verdict(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, "nothing fails")
     return Verdict(ConditionType.DEGRADED, "True", trouble.reason, trouble.message)
@@ -123,23 +131,20 @@ def _where_they_must_not_be(violations: Sequence[Eviction]) -> str:
     return f"{what} being stopped: {words}"
 
 
-def _sleeps(found: Findings) -> bool:
-    """Whether the endpoint has gone to zero by itself, not because somebody stopped it or took its place away."""
-    if not found.is_there or found.desired or found.via is None or found.via.mode == "External":
-        return False
-    return any(region.placement is not None and region.placement.may_start for region in found.regions)
-
-
-def _last_trouble(before: Json, generation: int) -> Trouble | None:
-    """What the live status tells of pods of this generation, unless another engine was ready besides them."""
-    conditions = before.get("conditions", ())
-    if any(c["type"] == ConditionType.READY.value and c["reason"] == Reason.SERVING.value for c in conditions):
-        return None
-    for condition in conditions:
-        is_it = condition["type"] == ConditionType.DEGRADED.value and condition.get("observedGeneration") == generation
-        if is_it and condition["status"] == "True" and condition["reason"] in _OF_PODS:
-            return Trouble(Reason(condition["reason"]), condition["message"])
+def _failed_start(found: Findings) -> Trouble | None:
+    for region in found.regions:
+        if region.failed_start is not None:
+            where = f"{region.name}: " if region.name != names.DEFAULT_REGION else ""
+            return Trouble(Reason.START_FAILED, f"{where}{failed_words(region.failed_start)}")
     return None
+
+
+def failed_words(failed: FailedStart) -> str:
+    """What has failed, and how often."""
+    again = f" {failed.count} times in a row" if failed.count > 1 else ""
+    remedy = _REMEDIES[Reason.UNSCHEDULABLE] if failed.phase == "Scheduling" else ""
+    words = "; ".join(filter(None, (failed.message.rstrip(".! "), remedy)))
+    return f"no engine could be started{again}: {words}"
 
 
 def _ready(status: Truth, reason: Reason, message: str) -> Verdict:

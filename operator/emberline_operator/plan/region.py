@@ -84,6 +84,11 @@ def soonest(*times_s: float | None) -> float | None:
 
 def _take_over(live: Json, scaled: ScalePlan, *, wanted: bool) -> tuple[Action, ...]:
     """Start an engine in the region that engines elsewhere are waiting for."""
-    if not wanted or replicas_of(live) > 0 or any(isinstance(action, Scale | Sleep) for action in scaled.actions):
+    if (
+        not wanted
+        or replicas_of(live) > 0
+        or scaled.start.waits
+        or any(isinstance(action, Scale | Sleep) for action in scaled.actions)
+    ):
         return ()
     return (scale_to(live, 1, "engines of a region that the endpoint has left go on until one answers here"),)

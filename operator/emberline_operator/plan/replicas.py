@@ -7,23 +7,26 @@ show another owner does the operator leave the field out. A crash in between lea
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.plan.actions import Apply, Scale
+from emberline_operator.schedules import floor_at
 from emberline_operator.snapshot import Json, Ref
 
 
-def created_with(spec: InferenceEndpointSpec) -> int:
+def created_with(spec: InferenceEndpointSpec, now: datetime) -> int:
     """Replicas of a Deployment that is created now. What is stopped by hand is created stopped."""
     if spec.scaling.via == "External" and spec.replicas is not None:
         return spec.replicas
-    return max(spec.scaling.min_replicas, spec.scaling.initial_replicas)
+    return max(floor_at(spec.scaling, now).replicas, spec.scaling.initial_replicas)
 
 
-def applied_replicas(live: Json | None, spec: InferenceEndpointSpec) -> int | None:
+def applied_replicas(live: Json | None, spec: InferenceEndpointSpec, now: datetime) -> int | None:
     """What the operator's apply says about replicas; None leaves the field out."""
     if live is None:
-        return created_with(spec)
+        return created_with(spec, now)
     return None if others_own_replicas(live) else replicas_of(live)
 
 

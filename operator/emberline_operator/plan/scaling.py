@@ -9,12 +9,12 @@
 Whoever writes is alone: the operator deletes its autoscaler and looks whether it is gone before it writes what the autoscaler
 would have written. Where somebody else's autoscaler has taken a Deployment of ours, ours goes, for two of them stop each other;
 the operator then keeps to 0 -> floor and n -> 0 and says so. n -> 0 is a handshake with the gateways but where a user stops the
-endpoint.
+endpoint, and where a start has failed: nothing can be in flight at an engine that has never answered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -30,8 +30,10 @@ from emberline_operator.plan.idle import Idleness, judge_idleness
 from emberline_operator.plan.ownership import is_outdated
 from emberline_operator.plan.replicas import replicas_of, scale_to
 from emberline_operator.plan.scaling_verdict import Scaled, judge_scaling
+from emberline_operator.plan.start import Start, judge_start
 from emberline_operator.plan.trouble import awake_since
 from emberline_operator.plan.via import HPA_KIND, Via, rival_of
+from emberline_operator.schedules import Floor, floor_at
 from emberline_operator.snapshot import Json, PodState, Recommendation, Ref, Snapshot
 
 BUSY_RETRY_S: Final = 10.0
@@ -52,6 +54,8 @@ class ScalePlan:
     """When to look again although nothing happened."""
     last_active: datetime | None = None
     """When a gateway last saw a request, as far as known."""
+    start: Start = field(default_factory=Start)
+    """How the region's start stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,13 @@ class _Case:
     """The region's."""
     rival: Json | None
     """Somebody else's autoscaler of this Deployment, or one that has the name of ours."""
+    start: Start
+    floor: Floor
     idleness: Idleness | None = None
 
     @property
     def replicas(self) -> int:
         return replicas_of(self.live)
-
-    @property
-    def floor(self) -> int:
-        return self.spec.scaling.min_replicas
 
     @property
     def may_grow(self) -> bool:
@@ -124,7 +126,11 @@ def plan_scaling(
     namesake = seen.looked_up.get(Ref(HPA_KIND, live["metadata"]["name"])) if hpa is None else None
     if namesake is not None and seen.controls(namesake):
         hpa, namesake = namesake, None
-    case = _Case(spec, seen, placement, live, hpa, via, now, pods, rival_of(seen, live) or namesake)
+    start = judge_start(spec, seen, placement, live, now)
+    if isinstance(start, Ask):
+        return start
+    floor = floor_at(spec.scaling, now)
+    case = _Case(spec, seen, placement, live, hpa, via, now, pods, rival_of(seen, live) or namesake, start, floor)
     if case.replicas > 0 and via.mode != "External":
         demand = seen.demands.get(placement.region)
         if demand is None:
@@ -132,7 +138,7 @@ def plan_scaling(
         case = replace(
             case,
             idleness=judge_idleness(
-                demand, idle_after_s=spec.scaling.idle_after_s, awake_since=awake_since(pods, live), now=now
+                demand, idle_after_s=spec.scaling.idle_after_s, awake_since=awake_since(pods), now=now
             ),
         )
     return _plan(case, is_busy=is_busy)
@@ -154,11 +160,12 @@ def _plan(case: _Case, *, is_busy: bool) -> ScalePlan | Ask:
         version = str(case.seen.endpoint["metadata"]["resourceVersion"])
         why = f"fill spec.replicas, which scaling.via External needs, with what runs: {case.replicas}"
         actions.append(FillReplicas(case.replicas, version, why))
-    scaled = Scaled(case.spec, case.placement, case.via, case.replicas, case.hpa, case.rival, case.idleness)
-    last_active = case.idleness.last_active if case.idleness else None
-    return ScalePlan(
-        judge_scaling(scaled), tuple(actions), recommendations, _check_in_s(case, recommendations), last_active
+    scaled = Scaled(
+        case.spec, case.placement, case.via, case.replicas, case.hpa, case.rival, case.idleness, case.floor, case.start
     )
+    last_active = case.idleness.last_active if case.idleness else None
+    check_in_s = _check_in_s(case, recommendations)
+    return ScalePlan(judge_scaling(scaled), tuple(actions), recommendations, check_in_s, last_active, case.start)
 
 
 def _autoscaler(case: _Case) -> list[Action]:
@@ -173,7 +180,8 @@ def _autoscaler(case: _Case) -> list[Action]:
         why = why if case.may_grow else "no engine may be started in the region now"
         return [Delete(ref, str(hpa["metadata"]["uid"]), f"delete {ref}: {why}")]
     child = Child(case.seen.namespace, case.seen.name, case.seen.uid, case.placement.region)
-    body = make_hpa(child, case.spec, has_tolerance=case.seen.features.hpa_tolerance)
+    has_tolerance = case.seen.features.hpa_tolerance
+    body = make_hpa(child, case.spec, floor=case.floor.replicas, has_tolerance=has_tolerance)
     if hpa is None:
         return [Apply(body, names.OPERATOR_MANAGER, f"create {ref}")]
     if not is_outdated(hpa, body, case.seen.memory):
@@ -206,15 +214,17 @@ def _by_mode(case: _Case) -> tuple[_Wish | None, tuple[Recommendation, ...] | No
             return None, None
         return _unless_same(case, wanted, f"spec.replicas is {wanted}"), None
     if replicas == 0:
-        return _unless_same(case, case.floor, f"fewer than scaling.minReplicas {case.floor}"), None
+        return _unless_same(case, case.floor.replicas, f"fewer than {case.floor.words}"), None
+    if case.start.failed is not None and case.start.is_given_up and case.floor.replicas == 0:
+        return _Wish(0, f"no engine could be started: {case.start.failed.message}"), None
     assert case.idleness is not None
-    if case.idleness.is_idle and case.floor == 0:
+    if case.idleness.is_idle and case.floor.replicas == 0:
         return _Wish(0, f"no request for scaling.idleAfter {scaling.idle_after}", is_sleep=True), None
     if case.via.mode == "HPA" or case.rival is not None:
         return None, None
     followed = follow(
         case.spec, case.seen, case.placement.region, replicas, case.now,
-        is_known=not case.idleness.unknown, is_up=awake_since(case.pods, case.live) is not None,
+        is_known=not case.idleness.unknown, is_up=case.start.is_given_up or awake_since(case.pods) is not None,
     )  # fmt: skip
     return _unless_same(case, followed.replicas, followed.why), followed.recommendations
 
@@ -250,4 +260,8 @@ def _check_in_s(case: _Case, recommendations: tuple[Recommendation, ...] | None)
         times.append(LOOK_S)
     if case.rival is not None:
         times.append(GONE_POLL_S)
+    if case.start.check_in_s is not None:
+        times.append(case.start.check_in_s)
+    if case.via.mode != "External" and case.floor.until is not None:
+        times.append((case.floor.until - case.now).total_seconds())
     return min(times, default=None)

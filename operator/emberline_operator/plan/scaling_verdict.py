@@ -10,8 +10,10 @@ from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.decision import RegionPlacement
 from emberline_operator.plan.conditions import Truth, Verdict
 from emberline_operator.plan.idle import Idleness
+from emberline_operator.plan.start import Start
 from emberline_operator.plan.via import Via
-from emberline_operator.snapshot import Json
+from emberline_operator.schedules import Floor
+from emberline_operator.snapshot import Json, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Scaled:
     rival: Json | None
     """Somebody else's autoscaler of the same Deployment, or one that has the name of ours."""
     idleness: Idleness | None
+    floor: Floor
+    start: Start
 
 
 def judge_scaling(scaled: Scaled) -> Verdict:
@@ -48,14 +52,17 @@ def judge_scaling(scaled: Scaled) -> Verdict:
             " set scaling.via to Auto or Operator if that is as it should be"
         )
         return _verdict("False", Reason.METRICS_UNAVAILABLE, message)
-    if scaled.replicas == 0 and scaling.min_replicas == 0:
-        return _verdict("True", Reason.SCALED_TO_ZERO, "the first request wakes the endpoint")
+    if scaled.replicas == 0 and scaled.floor.replicas == 0:
+        return _verdict("True", Reason.SCALED_TO_ZERO, _asleep(scaled.start))
     if scaled.idleness is not None and scaled.idleness.unknown:
         return _verdict(
             "Unknown" if scaled.idleness.has_gateway else "False", Reason.DEMAND_UNKNOWN, scaled.idleness.unknown
         )
-    if scaling.min_replicas == scaling.max_replicas:
-        return _verdict("True", Reason.FIXED_REPLICAS, f"always {scaling.max_replicas}: minReplicas = maxReplicas")
+    if scaled.floor.replicas == scaling.max_replicas:
+        fixed = f"always {scaling.max_replicas}: minReplicas = maxReplicas"
+        if scaled.floor.schedule:
+            fixed = f"{scaling.max_replicas} while schedule {scaled.floor.schedule} lasts, which is maxReplicas"
+        return _verdict("True", Reason.FIXED_REPLICAS, fixed)
     return _following(scaled)
 
 
@@ -75,6 +82,12 @@ def _rank(verdict: Verdict) -> int:
     return order + (verdict.reason is Reason.SCALED_TO_ZERO)
 
 
+def _asleep(start: Start) -> str:
+    if start.failed is None or not start.waits:
+        return "the first request wakes the endpoint"
+    return f"the last start failed: the first request from {time_text(start.failed.retry_time)} on wakes the endpoint"
+
+
 def _external(scaled: Scaled) -> Verdict:
     wanted = scaled.spec.replicas
     if wanted is None:
@@ -87,8 +100,10 @@ def _external(scaled: Scaled) -> Verdict:
 
 def _following(scaled: Scaled) -> Verdict:
     scaling = scaled.spec.scaling
-    end = f"; {scaling.idle_after} without any request put it to zero" if scaling.min_replicas == 0 else ""
-    span = f"between {max(1, scaling.min_replicas)} and {scaling.max_replicas} engines follow demand{end}"
+    end = f"; {scaling.idle_after} without any request put it to zero" if scaled.floor.replicas == 0 else ""
+    if scaled.floor.schedule:
+        end = f" while schedule {scaled.floor.schedule} lasts"
+    span = f"between {max(1, scaled.floor.replicas)} and {scaling.max_replicas} engines follow demand{end}"
     if scaled.via.mode == "Operator":
         why = f" ({scaled.via.message})" if scaled.via.message else ""
         return _verdict("True", Reason.FOLLOWS_DEMAND, f"by the operator{why}: {span}")

@@ -89,6 +89,14 @@ def _region(region: RegionFindings) -> Json:
         shown["gpuClass"] = _cut(choice.gpu_class, MAX_NAME)
     if message:
         shown["message"] = _cut(message, MAX_MESSAGE)
+    failed = region.failed_start
+    if failed is not None:
+        shown["failedStart"] = {
+            "phase": failed.phase,
+            "message": _cut(failed.message, MAX_MESSAGE),
+            "count": failed.count,
+            "retryTime": time_text(failed.retry_time),
+        }
     if choice is not None and choice.skipped:
         shown["skipped"] = [
             {"name": _cut(skipped.name, MAX_NAME), "reason": _cut(skipped.reason, MAX_REASON)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from emberline_contract.conditions import Reason
-from emberline_operator.snapshot import Json, PodState, time_of
+from emberline_operator.snapshot import Json, PodState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,9 @@ def find_trouble(pods: Sequence[PodState], deployment: Json | None) -> Trouble |
     return None
 
 
-def awake_since(pods: Sequence[PodState], deployment: Json) -> datetime | None:
+def awake_since(pods: Sequence[PodState]) -> datetime | None:
     """Since when the endpoint has been up, for its time of idling: since its oldest routable engine became ready.
 
-    A start that fails counts from its first pod on, so that it is given up some time. None while a start makes progress.
+    None while none is: a start ends by an engine that answers, or by its own deadlines.
     """
-    alive = [pod for pod in pods if not pod.terminating]
-    ready = [pod.ready_since for pod in alive if pod.ready_since is not None]
-    if ready:
-        return min(ready)
-    if find_trouble(alive, deployment) is None:
-        return None
-    return min((pod.created for pod in alive), default=time_of(deployment["metadata"]["creationTimestamp"]))
+    return min((pod.ready_since for pod in pods if pod.is_routable and pod.ready_since is not None), default=None)

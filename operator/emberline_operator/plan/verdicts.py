@@ -29,7 +29,7 @@ def all_verdicts(found: Findings, before: Json) -> list[Verdict]:
         judge_ready(found, blocked, before),
         _scaling(found),
         _rollout_blocked(found),
-        judge_degraded(found, before),
+        judge_degraded(found),
     ]
     reconciling = _reconciling(found, blocked)
     if reconciling is not None:

@@ -13,7 +13,8 @@ from emberline_operator.cluster.caches import Caches, Key
 from emberline_operator.cluster.kinds import API_SERVICES, CHILDREN, CLAIMS, ENDPOINTS, HPAS, PODS, REGIONS
 from emberline_operator.memory import Memory
 from emberline_operator.plan.via import read_metrics_api
-from emberline_operator.snapshot import Features, Json, Recommendation, Ref, Snapshot, read_pod
+from emberline_operator.pods import read_pod
+from emberline_operator.snapshot import Features, Json, Recommendation, Ref, Room, Snapshot
 
 METRICS_API_SERVICES: Final = tuple(f"{version}.{names.METRICS_GROUP}" for version in names.METRICS_VERSIONS)
 
@@ -24,6 +25,7 @@ class Remembered:
 
     status_written: datetime | None = None
     recommendations: Mapping[str, tuple[Recommendation, ...]] = field(default_factory=dict)
+    rooms: Mapping[str, Room] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
 
 
@@ -56,6 +58,7 @@ def observe(caches: Caches, key: Key, features: Features, remembered: Remembered
         waiters=caches.index.waiters,
         metrics_api=read_metrics_api(s for s in services if s is not None),
         recommendations=remembered.recommendations,
+        rooms=remembered.rooms,
         rivals=caches.index.rivals(key),
         is_shadowed=caches.index.is_shadowed(key),
         features=features,

@@ -100,7 +100,7 @@ class Reconciler:
             del self._remembered[key]
             return Outcome()
         plan = await self._decide(key, await self._with_demand(seen))
-        remembered.recommendations = plan.recommendations
+        remembered.recommendations, remembered.rooms = plan.recommendations, plan.rooms
         try:
             return await self._carry_out(key, seen, plan)
         finally:
@@ -165,11 +165,14 @@ class Reconciler:
                     if begun:
                         self._surging[key] = tuple(body["spec"]["template"] for body in begun)
                     return plan
-                case Ask(objects=objects, demand_of=region):
+                case Ask(objects=objects, demand_of=region, autoscaler_of=pods):
                     asked = sorted(objects)
                     answers = await asyncio.gather(*(self._writer.look_up(seen.namespace, ref) for ref in asked))
                     found = dict(zip(asked, answers, strict=True))
                     seen = replace(seen, looked_up={**seen.looked_up, **found})
+                    for pod in sorted(pods):
+                        is_taken_up = await self._writer.is_taken_up(seen.namespace, pod)
+                        seen = replace(seen, taken_up={**seen.taken_up, pod: is_taken_up})
                     if region is not None:
                         told = await self._gateways.demand(seen.namespace, seen.name, region)
                         seen = replace(seen, demands={**seen.demands, region: told})

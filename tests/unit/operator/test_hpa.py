@@ -14,7 +14,7 @@ CHILD = Child("team", "tiny", UID, "eu")
 
 
 def made(*, has_tolerance: bool = True, **spec: Any) -> Raw:
-    return make_hpa(CHILD, spec_of(**spec), has_tolerance=has_tolerance)
+    return make_hpa(CHILD, spec_of(**spec), floor=spec_of(**spec).scaling.min_replicas, has_tolerance=has_tolerance)
 
 
 def metrics(hpa: Raw) -> dict[str, Raw]:

@@ -8,7 +8,7 @@ import pytest
 
 from emberline_operator.plan.idle import POLL_S, SOONEST_S, UNKNOWN_POLL_S, Idleness, judge_idleness
 from emberline_operator.plan.trouble import awake_since
-from emberline_operator.snapshot import Demand, GatewayView, time_text
+from emberline_operator.snapshot import Demand, GatewayView
 from support.operator_objects import NOW, make_pod_state, quiet
 
 
@@ -62,26 +62,18 @@ def test_last_active_is_the_latest_that_a_gateway_saw() -> None:
     assert judge(Demand((view(40),), ("gw-2: gone",))).last_active == NOW - timedelta(seconds=40)
 
 
-DEPLOYMENT = {"metadata": {"creationTimestamp": time_text(NOW - timedelta(hours=1))}, "spec": {"replicas": 1}}
-
-
 def test_awake_since_the_oldest_engine_that_is_ready() -> None:
     pods = [
         make_pod_state("a", ready_s=10),
         make_pod_state("b", ready_s=50),
         make_pod_state("c", ready_s=90, terminating=True),
     ]
-    assert awake_since(pods, DEPLOYMENT) == NOW - timedelta(seconds=50)
+    assert awake_since(pods) == NOW - timedelta(seconds=50)
 
 
-def test_a_start_that_makes_progress_counts_not_and_one_that_fails_does() -> None:
-    assert awake_since([make_pod_state(age_s=70)], DEPLOYMENT) is None
-    assert awake_since([], DEPLOYMENT) is None
-    failing = [make_pod_state(age_s=70, failure="container engine: CrashLoopBackOff")]
-    assert awake_since(failing, DEPLOYMENT) == NOW - timedelta(seconds=70)
-    pending = [make_pod_state("a", age_s=30, unschedulable="no gpu"), make_pod_state("b", age_s=70)]
-    assert awake_since(pending, DEPLOYMENT) == NOW - timedelta(seconds=70)
-    leaving = [make_pod_state(failure="exit code 1", terminating=True), make_pod_state("b", age_s=5)]
-    assert awake_since(leaving, DEPLOYMENT) is None, "the new pod makes progress"
-    refused = {"type": "ReplicaFailure", "status": "True", "message": "quota"}
-    assert awake_since([], {**DEPLOYMENT, "status": {"conditions": [refused]}}) == NOW - timedelta(hours=1)
+def test_a_start_is_not_awake_however_it_fares() -> None:
+    """Its own deadlines end it, not a time of idling."""
+    assert awake_since([make_pod_state(age_s=70)]) is None
+    assert awake_since([]) is None
+    assert awake_since([make_pod_state(age_s=70, failure="container engine: CrashLoopBackOff")]) is None
+    assert awake_since([make_pod_state("a", age_s=30, unschedulable="no gpu"), make_pod_state("b", age_s=70)]) is None

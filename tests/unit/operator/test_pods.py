@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from emberline_contract import names
-from emberline_operator.snapshot import read_pod, time_of, time_text
+from emberline_operator.pods import read_pod
+from emberline_operator.snapshot import time_of, time_text
 
 STAMP = "2026-12-01T12:00:00Z"
 

@@ -44,14 +44,14 @@ def deployment(replicas: int, *entries: Raw) -> Raw:
 def test_replicas_are_left_out_only_if_somebody_else_owns_them(entries: list[Raw], left_out: bool) -> None:
     live = deployment(2, *entries)
     assert others_own_replicas(live) is left_out
-    assert applied_replicas(live, spec()) == (None if left_out else 2)
+    assert applied_replicas(live, spec(), NOW) == (None if left_out else 2)
 
 
 def test_a_new_deployment_has_the_larger_of_floor_and_initial() -> None:
-    assert created_with(spec()) == 0
-    assert created_with(spec(min_replicas=1, initial_replicas=2)) == 2
-    assert created_with(spec(min_replicas=3, initial_replicas=2)) == 3
-    assert applied_replicas(None, spec(initial_replicas=2)) == 2
+    assert created_with(spec(), NOW) == 0
+    assert created_with(spec(min_replicas=1, initial_replicas=2), NOW) == 2
+    assert created_with(spec(min_replicas=3, initial_replicas=2), NOW) == 3
+    assert applied_replicas(None, spec(initial_replicas=2), NOW) == 2
     assert replicas_of({"spec": {}}) == 1, "the API server's default"
 
 

@@ -12,7 +12,7 @@ from emberline_contract.conditions import ALWAYS_PRESENT
 from emberline_contract.status import InferenceEndpointStatus
 from emberline_operator.plan.actions import Plan
 from emberline_operator.plan.readiness import NEVER_READY
-from emberline_operator.snapshot import Demand, Ref, Rival
+from emberline_operator.snapshot import Demand, PodState, Ref, Rival, time_text
 from support.operator_objects import (
     NOW,
     Raw,
@@ -26,6 +26,14 @@ from support.operator_objects import (
     quiet,
     ready_pod,
 )
+
+STAMP = time_text(NOW - timedelta(seconds=5))
+
+
+def waiting_pod(store: Store, name: str = "tiny-1", *, waits_s: float = 5.0) -> PodState:
+    """A pod for which the scheduler has found no node for so long."""
+    since = NOW - timedelta(seconds=waits_s)
+    return make_pod_state(name, template_hash=current(store), unschedulable="0/3 nodes", unschedulable_since=since)
 
 
 def flat(plan: Plan) -> dict[str, tuple[str, str]]:
@@ -55,7 +63,7 @@ def states() -> dict[str, tuple[Store, dict[str, tuple[str, str]]]]:
         store.scale(1)
     serving.pods = (ready_pod(serving),)
     starting.pods = (make_pod_state(template_hash=current(starting)),)
-    unschedulable.pods = (make_pod_state(template_hash=current(unschedulable), unschedulable="0/3 nodes"),)
+    unschedulable.pods = (waiting_pod(unschedulable),)
     crashing.pods = (make_pod_state(template_hash=current(crashing), failure="container engine: CrashLoopBackOff"),)
     partly.pods = (
         ready_pod(partly),
@@ -65,7 +73,7 @@ def states() -> dict[str, tuple[Store, dict[str, tuple[str, str]]]]:
     fixed.pods = (ready_pod(fixed),)
     refused = made()
     refused.scale(1)
-    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota", "lastTransitionTime": STAMP}
     refused.deployment["status"] = {"conditions": [failure]}
     mute, lonely = made(), made()
     for store in (mute, lonely):
@@ -185,7 +193,7 @@ def test_a_wake_keeps_it_ready_once_this_generation_has_served(floor: int, statu
     store.settle()
     store.pods = (starting,)
     assert flat(store.settle())["Ready"] == (status, "Starting")
-    store.pods = (make_pod_state(template_hash=current(store), unschedulable="0/3 nodes"),)
+    store.pods = (waiting_pod(store),)
     assert flat(store.settle())["Ready"] == ("False", "Unschedulable")
     store.endpoint = {**make_endpoint(generation=2, scaling=scaling), "status": store.endpoint["status"]}
     store.pods = (starting,)
@@ -195,18 +203,24 @@ def test_a_wake_keeps_it_ready_once_this_generation_has_served(floor: int, statu
 def test_a_start_that_failed_is_still_told_at_zero() -> None:
     store = made()
     store.scale(1)
-    store.pods = (make_pod_state(template_hash=current(store), failure="container engine: no such model"),)
+    failing = make_pod_state(template_hash=current(store), age_s=700, failure="container engine: no such model")
+    store.pods = (failing,)
     assert flat(store.settle())["Degraded"] == ("True", "ContainerFailed")
-    store.scale(0)
+    assert store.history[-1] == 0, "the start has failed"
     store.pods = ()
-    assert flat(store.settle())["Degraded"] == ("True", "ContainerFailed")
-    assert "no such model" in condition_of(store.settle(), "Degraded")["message"]
+    plan = store.settle()
+    assert (flat(plan)["Ready"], flat(plan)["Degraded"]) == (("False", "StartFailed"), ("True", "StartFailed"))
+    retry = time_text(NOW + timedelta(seconds=30))
+    assert f"no such model; a request may start one again at {retry}" in condition_of(plan, "Ready")["message"]
+    assert plan.requeue_after_s == 30.0
+    later = store.settle(now=NOW + timedelta(seconds=30))
+    assert (flat(later)["Ready"], flat(later)["Degraded"]) == (("True", "ScaledToZero"), ("True", "StartFailed"))
     store.scale(1)
     store.pods = (ready_pod(store),)
     assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "another start went well"
-    store.pods = (make_pod_state(template_hash=current(store), failure="container engine: no such model"),)
+    assert "failedStart" not in store.settle().status["regions"][0]
+    store.pods = (failing,)
     store.settle()
-    store.scale(0)
     store.pods = ()
     store.endpoint = {**make_endpoint(generation=2), "status": store.endpoint["status"]}
     assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "the spec has changed"
@@ -214,10 +228,10 @@ def test_a_start_that_failed_is_still_told_at_zero() -> None:
 
 @pytest.mark.parametrize("reason", ["Unschedulable", "ContainerFailed"])
 def test_nothing_is_told_of_pods_that_the_user_took_away(reason: str) -> None:
-    words = {"unschedulable": "0/3 nodes"} if reason == "Unschedulable" else {"failure": "container engine: OOMKilled"}
     external = {"via": "External"}
     store = made(scaling=external, replicas=2)
-    store.pods = (make_pod_state("b", template_hash=current(store), **words),)
+    failing = make_pod_state("b", template_hash=current(store), failure="container engine: OOMKilled")
+    store.pods = (waiting_pod(store, "b") if reason == "Unschedulable" else failing,)
     assert flat(store.settle())["Degraded"] == ("True", reason)
     store.endpoint = {**make_endpoint(generation=2, scaling=external, replicas=0), "status": store.endpoint["status"]}
     assert flat(store.settle())["Degraded"] == ("True", reason), "it is still there"

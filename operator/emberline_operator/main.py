@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -124,6 +125,8 @@ class _Replica:
             self._reconciler.features = await read_features(self._api)
             # kopf gives no sign when its first lists are through; so all is listed here before the first pass.
             await self._list()
+            if is_process:
+                _settle_collector()
             ready.set()
             async with asyncio.TaskGroup() as group:
                 leading = group.create_task(self._lead(), name="lead")
@@ -233,6 +236,13 @@ class _Replica:
                 await self._list(doubtful)
             except ClusterError as error:
                 _log.warning("second look failed: %s", error)
+
+
+def _settle_collector() -> None:
+    """What the caches hold is no garbage: the collector need not go through all of it again and again while a changed spec waits."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)
 
 
 def _now() -> datetime:

@@ -119,17 +119,6 @@ def parse_compute(text: str) -> Compute:
     raise ValueError(f"{text!r} is no compute capability; write it like 9.0, or gfx942 for AMD")
 
 
-def compute_text(compute: Compute | None) -> str:
-    """As people write it."""
-    match compute:
-        case None:
-            return "compute capability unknown"
-        case str():
-            return compute
-        case (major, minor):
-            return f"compute capability {major}.{minor}"
-
-
 SIZES: Final = (
     (5, 4.0, 5.5), (6, 5.5, 7.0), (8, 7.0, 9.0), (10, 9.0, 11.0), (12, 11.0, 14.0), (16, 14.0, 18.0), (20, 18.0, 22.0),
     (24, 22.0, 28.0), (32, 28.0, 36.0), (40, 36.0, 44.0), (48, 44.0, 56.0), (64, 56.0, 76.0), (80, 76.0, 88.0),

@@ -13,7 +13,7 @@ from emberline_contract import names
 from emberline_operator.choice import Choice
 from emberline_operator.hardware.choose import Candidate, choose, fit
 from emberline_operator.hardware.classes import classes_of
-from emberline_operator.hardware.gpu_table import MODELS, GpuModel, compute_text
+from emberline_operator.hardware.gpu_table import MODELS, GpuModel
 from emberline_operator.hardware.inventory import Hardware, hardware_of
 from emberline_operator.hardware.model_size import model_facts
 from emberline_operator.hardware.precision import Refusal, card_options
@@ -61,10 +61,18 @@ def card_says(found: tuple[Hardware, ...], source: str, kind: str) -> str:
             return f"{options[-1].format} does not fit"
 
 
+def compute_text(model: GpuModel) -> str:
+    """As people write it."""
+    if isinstance(model.compute, tuple):
+        return "compute capability {}.{}".format(*model.compute)
+    assert model.compute is not None
+    return model.compute
+
+
 def lines() -> Iterator[str]:
     for gpu in MODELS:
         found = inventory(gpu)
-        yield f"== {gpu.products[0]}: {gpu.name}, {compute_text(gpu.compute)}, {gib_text(found[0].gpu.memory_bytes or 0)}"
+        yield f"== {gpu.products[0]}: {gpu.name}, {compute_text(gpu)}, {gib_text(found[0].gpu.memory_bytes or 0)}"
         for size, name in SIZES.items():
             for checkpoint, suffix in CHECKPOINTS.items():
                 source = f"pvc://models/{name}{suffix}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -58,6 +59,22 @@ def read_pod(pod: Json) -> PodState:
         is_trying=failed is not None and "running" in failed.get("state", {}),
         loading_s=_loading_s(failed, ready) if failed is not None else None,
     )
+
+
+def staying_unknown(pods: Iterable[PodState], since: datetime) -> list[PodState]:
+    """Pods that may stay where it is unknown since then where they are, for as long as that is borne.
+
+    Those had a node by then; in the middle of a roll-out, so that it stands still and stops nobody who answers, also those that
+    waited for one.
+    """
+    known = [pod for pod in pods if not (pod.terminating or pod.has_ended) and pod.created <= since]
+    return known if is_half_rolled_out(known) else [pod for pod in known if pod.node]
+
+
+def is_half_rolled_out(pods: Iterable[PodState]) -> bool:
+    """Whether pods of two templates are there, and one of them answers."""
+    alive = [pod for pod in pods if not (pod.terminating or pod.has_ended)]
+    return len({pod.template_hash for pod in alive}) > 1 and any(pod.is_routable for pod in alive)
 
 
 def _since(condition: Json, metadata: Json) -> datetime:

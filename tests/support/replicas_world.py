@@ -31,6 +31,7 @@ from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
 from emberline_operator.plan.actions import Notice
 from emberline_operator.plan.replicas import others_own_replicas
+from emberline_operator.plan.start import recorded_start
 from emberline_operator.plan.via import Via, choose_via
 from emberline_operator.reconcile.observe import Remembered, observe
 from emberline_operator.reconcile.passes import Reconciler
@@ -405,9 +406,17 @@ class Judged:
             return ""
         if self.via.mode == "External":
             return "nobody asked for that"
+        if self._has_failed_to_start:
+            return ""
         if gateways.dispatched.get(self.region, 0):
             return "stopped with work"
         return "" if gateways.closed == self.region else "the gateways had not closed"
+
+    @property
+    def _has_failed_to_start(self) -> bool:
+        """Whether nothing can be in flight, and gateways have been told why."""
+        answers = any(pod.region == self.region and pod.is_routable for pod in self.seen.pods)
+        return not answers and recorded_start(self.seen, self.region) is not None
 
     def _up(self, has: int) -> str:
         if not self.is_open:

@@ -26,6 +26,7 @@ from emberline_operator.plan.replicas import (
 )
 from emberline_operator.plan.rollout import Rollout, judge_rollout
 from emberline_operator.plan.template import choose_image, settle_template
+from emberline_operator.pods import is_half_rolled_out
 from emberline_operator.regions.record import to_text
 from emberline_operator.settings import Install
 from emberline_operator.snapshot import Json, Ref, Snapshot
@@ -70,7 +71,7 @@ def make_desired(
     if decision is None or (live is None and not (placement.may_start and placement.is_wanted)):
         return Desired(child, ())
     if placement.keeps_template and live is not None:
-        return keep_template(child, live, decision, accepted)
+        return keep_template(child, live, decision, accepted, seen)
     spec = accepted.spec
     content, inputs, template = _make_pods(child, seen, accepted, decision, live, install)
     rollout = judge_rollout(
@@ -117,9 +118,10 @@ def _make_pods(
     return seen.memory.recall(("template", child.region), inputs, make)
 
 
-def keep_template(child: Child, live: Json, decision: Decision, accepted: Accepted) -> Desired:
+def keep_template(child: Child, live: Json, decision: Decision, accepted: Accepted, seen: Snapshot) -> Desired:
     """A region where no engine of another template may be started: its Deployment stays as it is, but for the record of the
-    decision.
+    decision. Where it is unknown where the region lies, a roll-out that is half done stands still, since it would stop engines
+    that answer and start others.
     """
     fields = owned_fields(live, names.OPERATOR_MANAGER)
     body: Json = owned_part({key: live[key] for key in ("metadata", "spec")}, fields)
@@ -129,7 +131,10 @@ def keep_template(child: Child, live: Json, decision: Decision, accepted: Accept
     is_held_back = recorded != template_inputs(accepted.spec, decision)
     metadata = {**body["metadata"], "name": child.name, "namespace": child.namespace}
     metadata["annotations"] = {**metadata.get("annotations", {}), names.ANNOTATION_PLACEMENT: to_text(decision)}
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body["spec"]}
+    spec = {key: value for key, value in body["spec"].items() if key != "paused"}
+    if decision.unknown_since is not None and is_half_rolled_out(p for p in seen.pods if p.region == child.region):
+        spec["paused"] = True
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
     objects = (make_service(child), make_pdb(child), deployment)
     return Desired(child, objects, deployment, is_held_back=is_held_back)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from emberline_contract import names
 from emberline_contract.conditions import ConditionType, Reason
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.accept import parse_source
@@ -19,6 +20,7 @@ from emberline_operator.choice import Choice
 from emberline_operator.decision import Decision
 from emberline_operator.desired.deployment import Strategy, strategy_of
 from emberline_operator.desired.template import signature
+from emberline_operator.plan.ownership import owned_fields
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.room import could_run, heir_of, num_free_places, num_pool_places, num_rivals
 from emberline_operator.plan.weights import WeightsState, is_awaited, judge_claim
@@ -169,7 +171,7 @@ def _under_way(course: _Course) -> Rollout:
         serving = _meanwhile(course) or "; no older engine is left to serve"
         message = f"pod {failing.name}: {failing.failure}{serving}. Correct the spec, or put back what it was"
         return replace(rollout, reason=Reason.NEW_ENGINE_FAILS, message=message)
-    if course.live["spec"].get("paused"):
+    if course.live["spec"].get("paused") and not _is_ours(course.live):
         name = course.live["metadata"]["name"]
         message = (
             f"somebody has paused Deployment {name}; `kubectl rollout resume deployment/{name}` lets the roll-out go on"
@@ -323,6 +325,11 @@ def _is_over(live: Json, pods: _Pods) -> bool:
     progressing = next((c for c in status.get("conditions", ()) if c["type"] == "Progressing"), None)
     # The controller keeps that word until the template changes, whatever becomes of pods and replicas.
     return progressing is None or progressing.get("reason") == _COMPLETE
+
+
+def _is_ours(live: Json) -> bool:
+    """Whether the operator itself has paused the roll-out, while it was unknown where the region lies; it goes on now."""
+    return "f:paused" in owned_fields(live, names.OPERATOR_MANAGER).get("f:spec", {})
 
 
 def _refusal(live: Json) -> tuple[datetime, str] | None:

@@ -33,6 +33,7 @@ from emberline_operator.plan.scaling_verdict import Scaled, judge_scaling
 from emberline_operator.plan.start import Start, judge_start
 from emberline_operator.plan.trouble import awake_since
 from emberline_operator.plan.via import HPA_KIND, Via, rival_of
+from emberline_operator.pods import staying_unknown
 from emberline_operator.schedules import Floor, floor_at
 from emberline_operator.snapshot import Json, PodState, Recommendation, Ref, Snapshot
 
@@ -237,11 +238,11 @@ def _alive(case: _Case) -> int:
     """Engines that may stay. Where it is unknown where the region is, they had a node before it became so."""
     decision, most = case.placement.decision, case.placement.most
     since = decision.unknown_since if decision else None
+    if since is not None:
+        staying = len(staying_unknown(case.pods, since))
+        return staying if most is None else min(staying, most)
     alive = [pod for pod in case.pods if not pod.terminating]
-    bound = [pod for pod in alive if pod.node and (since is None or pod.created <= since)]
-    if most is None:
-        return len(bound)
-    return min(len(alive if since is None else bound), most)
+    return sum(bool(pod.node) for pod in alive) if most is None else min(len(alive), most)
 
 
 def _write(case: _Case, wish: _Wish) -> Scale | Sleep:

@@ -74,7 +74,7 @@ def _wait(one: Desired, placement: RegionPlacement, awaited: str, accepted: Acce
         f"engines in {placement.region} go on until one of the newest generation answers in {awaited}; regions that stop an"
         " engine first are replaced one after another"
     )
-    kept = keep_template(one.child, live, placement.decision, accepted)
+    kept = keep_template(one.child, live, placement.decision, accepted, seen)
     rollout = Rollout(strategy_of(live), one.rollout.reason, message, is_over=False)
     return replace(kept, rollout=rollout, is_held_back=True)
 

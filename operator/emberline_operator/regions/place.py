@@ -11,6 +11,7 @@ from emberline_contract.conditions import Reason
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.decision import RegionPlacement
 from emberline_operator.hardware.gpu_table import GpuTable
+from emberline_operator.pods import staying_unknown
 from emberline_operator.regions.record import record_of
 from emberline_operator.regions.region import find_region
 from emberline_operator.regions.residency import is_enforced, judge_pod, stamp, stand_of_region
@@ -140,7 +141,10 @@ class _Site:
         else:
             then = f", and nothing may run there any longer, since {grace} has passed"
         message = f"{self._standing.why}, so nothing new is placed there{then}; {remedy}"
-        return self._still(Reason.RESIDENCY_UNKNOWN, message)
+        if self._now >= until:
+            return self._still(Reason.RESIDENCY_UNKNOWN, message)
+        staying = staying_unknown((pod for pod, it in self._verdicts if not it.must_go), self._record.unknown_since)
+        return self._still(Reason.RESIDENCY_UNKNOWN, message, most=len(staying))
 
     def _warnings(self) -> list[str]:
         """What pods of the region are about to be stopped for."""

@@ -26,7 +26,7 @@ from emberline_local.node_options import GPUS
 from emberline_operator import main
 from emberline_operator.cluster.api import APPLY, Api
 from emberline_operator.cluster.kinds import CHILDREN, CLAIMS, DEPLOYMENTS, ENDPOINTS, NODES, PODS, REGIONS, Kind
-from emberline_operator.errors import NotFoundError
+from emberline_operator.errors import ConflictError, NotFoundError
 from emberline_operator.settings import Install, LeaseTimes, Settings
 from support.audit import OPERATOR_USER
 from support.plane import TestPlane
@@ -351,7 +351,11 @@ class OperatorRig:
             node = f"played-{name}"
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
             body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-            await self.admin.request("POST", PODS.path(self.namespace, name, "binding"), body=body)
+            try:
+                await self.admin.request("POST", PODS.path(self.namespace, name, "binding"), body=body)
+            except ConflictError:
+                # Where the test has a node, the scheduler may have been faster.
+                node = (await self.admin.request("GET", PODS.path(self.namespace, name)))["spec"]["nodeName"]
             pod["spec"]["nodeName"] = node
         state = container.pop("state", {"running": {"startedAt": now}})
         status = {

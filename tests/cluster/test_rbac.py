@@ -240,6 +240,7 @@ async def test_every_right_is_used(
             await regions.region(name, name.upper())
         await external_replicas_are_filled(rig)
         await sleep(rig, gateway)
+        await a_start_fails(rig)
         await an_endpoint_of_two_regions_loses_one(rig, regions, gateway)
         await residency_is_enforced(rig, regions)
     roles = ((names.OPERATOR_NAME, None), (f"{names.OPERATOR_NAME}-endpoints", None),
@@ -257,6 +258,12 @@ async def external_replicas_are_filled(rig: OperatorRig) -> None:
         return live is not None and "replicas" in live["spec"]
 
     await eventually(is_filled, "spec.replicas")
+
+
+async def a_start_fails(rig: OperatorRig) -> None:
+    scaling = {"via": "Operator", "initialReplicas": 1, "unschedulableTimeout": "1s"}
+    await rig.endpoint("lost", scaling=scaling, placement={"nodeSelector": {"example.com/none": "here"}})
+    await rig.settled("lost", "StartFailed")
 
 
 async def sleep(rig: OperatorRig, gateway: PlayedGateway) -> None:

@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Each worker starts a control plane of its own (1 GB); more of them wait for one another's cores.
 TEST_WORKERS ?= 2
 SOAK ?= 20
-SOAK_TESTS := tests/unit/runtime_core tests/unit/gateway/test_holding.py tests/unit/operator tests/cluster/test_operator_replicas.py \
+SOAK_TESTS := tests/unit/runtime_core tests/unit/gateway/test_holding.py tests/unit/gateway/test_abuse.py tests/unit/operator tests/cluster/test_operator_replicas.py \
   tests/cluster/test_operator_faults.py
 
 .PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native bench-operator gen lock clean

@@ -32,6 +32,8 @@ from emberline_gateway.question import Question, Route, read_question
 CONNECT_TIMEOUT_S: Final = 2.0
 BODY_SILENCE_S: Final = 30.0
 """A client that sends nothing more of its body for so long is answered 408."""
+MIN_BODY_BYTES_PER_S: Final = 4096
+"""After that time a body must have come at this rate all in all: drops would keep a request open for ever."""
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies together that are kept at a time, for engines that are to get them once more or later."""
 MAX_WHOLE_BYTES: Final = 8 * 1024 * 1024
@@ -142,6 +144,7 @@ class Proxy:
         if length is not None and int(length) > MAX_BODY_BYTES:
             raise answers.too_large(int(length))
         parts: list[bytes] = []
+        began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(BODY_SILENCE_S) as silence:
                 while True:
@@ -158,9 +161,13 @@ class Proxy:
                     parts.append(part)
                     if not message.get("more_body"):
                         return b"".join(parts)
-                    silence.reschedule(asyncio.get_running_loop().time() + BODY_SILENCE_S)
+                    now_s = asyncio.get_running_loop().time()
+                    slowest_s = began_s + BODY_SILENCE_S + exchange.num_body_bytes / MIN_BODY_BYTES_PER_S
+                    silence.reschedule(min(now_s + BODY_SILENCE_S, slowest_s))
         except TimeoutError as error:
-            message_text = f"nothing more of the body came for {BODY_SILENCE_S:g} s"
+            message_text = (
+                f"the body stopped for {BODY_SILENCE_S:g} s, or came slower than {MIN_BODY_BYTES_PER_S} bytes/s"
+            )
             raise RefusalError(408, ErrorType.TIMEOUT, message_text) from error
 
     async def _interrupted(self, exchange: Exchange) -> None:

@@ -94,6 +94,17 @@ class CloseAnswer(AdminModel):
     """For `busy`: what there is to do (held, dispatched, running on an engine, or an engine that does not answer)."""
 
 
+class EngineQueue(AdminModel):
+    """What an engine says of itself, as one gateway read it."""
+
+    waiting: int
+    running: int
+    age_s: float
+    """Seconds since it was read."""
+    waited_s: float = 0.0
+    """Seconds for which each reading has found something waiting; 0 when the newest has not, or is the first that has."""
+
+
 class EndpointDemand(AdminModel):
     """One endpoint and region as one gateway sees it."""
 
@@ -108,6 +119,8 @@ class EndpointDemand(AdminModel):
     """Seconds that the request that is held longest has waited."""
     pods: dict[str, int] = Field(default_factory=dict)
     """Name of a pod -> requests that are dispatched to it and unfinished; pods without any are left out."""
+    engines: dict[str, EngineQueue] = Field(default_factory=dict)
+    """Name of a pod -> its engine's newest reading; engines that have not answered lately, or have nothing to do, are left out."""
 
 
 class DemandAnswer(AdminModel):

@@ -155,14 +155,9 @@ def demand_of(answers: dict[str, DemandAnswer | str], namespace: str, name: str,
             unfinished = seen.held + seen.dispatched
             is_known = unfinished > 0 or seen.idle_s < answer.uptime_s - SLACK_S
             view = GatewayView(
-                gateway,
-                unfinished,
-                seen.idle_s,
-                ever_active=is_known,
-                held=seen.held,
-                pods=seen.pods,
-                held_s=seen.held_s,
-            )
+                gateway, unfinished, seen.idle_s, ever_active=is_known, held=seen.held, pods=seen.pods,
+                held_s=seen.held_s, engines=seen.engines,
+            )  # fmt: skip
             views.append(view)
     return Demand(tuple(views), tuple(silent))
 

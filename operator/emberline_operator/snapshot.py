@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from emberline_contract.http import EngineQueue
 from emberline_operator.memory import Memory
 
 Json = dict[str, Any]
@@ -119,6 +120,8 @@ class GatewayView:
     """Seconds that the one which has waited longest has waited."""
     pods: Mapping[str, int] = field(default_factory=dict)
     """Name of an engine pod -> requests that it was given and has not finished."""
+    engines: Mapping[str, EngineQueue] = field(default_factory=dict)
+    """Name of an engine pod -> what its engine said when this gateway asked it last."""
 
 
 @dataclass(frozen=True, slots=True)

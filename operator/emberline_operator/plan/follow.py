@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from emberline_contract.http import EngineQueue
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.demand_formula import Load, targets_of, wanted_replicas
 from emberline_operator.desired.hpa import DOWN_PERIOD_S
@@ -19,6 +20,8 @@ from emberline_operator.snapshot import Recommendation, Snapshot
 
 LOOK_S: Final = 15.0
 """Between two looks at the demand of a region that is awake, as a HorizontalPodAutoscaler takes them."""
+FRESH_S: Final = 5.0
+"""What an engine has said longer ago says nothing of now."""
 WAITED_S: Final = 1.0
 """What has waited for less is no reason for another engine."""
 SETTLE: Final = timedelta(seconds=5)
@@ -69,19 +72,32 @@ def follow(
 
 
 def load_of(seen: Snapshot, region: str, now: datetime) -> Load:
-    """What the gateways that answered say of a region. They hold requests only while no engine can take them.
+    """What the gateways that answered say of a region: what they hold, and what waits at engines, each of which several may have asked.
 
+    They hold requests only while no engine can take them.
     So what is said to wait for an engine that has just become ready waited for this very one: it asks for no other.
     """
     views = seen.demands[region].views
-    queue = sum(view.held for view in views)
+    engines = _engine_queues(seen, region)
+    queue = sum(view.held for view in views) + sum(engine.waiting for engine in engines)
     ready = [p.ready_since for p in seen.pods if p.region == region and p.is_routable and p.ready_since is not None]
     return Load(
         unfinished=sum(view.unfinished for view in views),
         queue=queue,
-        has_waited=any(view.held_s > WAITED_S for view in views),
+        has_waited=any(it > WAITED_S for it in (*(v.held_s for v in views), *(e.waited_s for e in engines))),
         ready=sum(now - since >= SETTLE for since in ready),
     )
+
+
+def _engine_queues(seen: Snapshot, region: str) -> list[EngineQueue]:
+    """The newest word of each engine."""
+    alive = {pod.name for pod in seen.pods if pod.region == region and not pod.terminating}
+    newest: dict[str, EngineQueue] = {}
+    for view in seen.demands[region].views:
+        for pod, told in view.engines.items():
+            if pod in alive and told.age_s <= FRESH_S and (pod not in newest or told.age_s < newest[pod].age_s):
+                newest[pod] = told
+    return list(newest.values())
 
 
 def kept(memory: Iterable[Recommendation]) -> tuple[Recommendation, ...]:

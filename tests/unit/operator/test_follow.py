@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberline_contract.http import EngineQueue
 from emberline_operator.demand_formula import Load, Targets, queue_load, wanted_replicas
 from emberline_operator.plan.actions import Scale
 from emberline_operator.plan.follow import kept
-from emberline_operator.snapshot import Demand, Recommendation
+from emberline_operator.snapshot import Demand, GatewayView, Recommendation
 from support.examples import examples
 from support.scaling_cases import START, Raw, Region, calls, engine, engines, spec_of
 
@@ -97,6 +98,31 @@ def test_what_waited_for_the_first_engine_asks_for_no_second() -> None:
     assert step(case) == 1
     case.demand = calls(9, held=9)
     assert step(case) == 3, "nine that wait are more than one engine's share, whoever has just become ready"
+
+
+def test_what_waits_for_less_than_a_second_asks_for_no_engine() -> None:
+    case = region(2)
+    case.demand = calls(3, held=3, held_s=1.0)
+    assert step(case) == 2
+    case.demand = calls(3, held=3, held_s=1.1)
+    assert step(case) == 3
+
+
+def test_what_waits_at_engines_counts_once_whoever_asked() -> None:
+    case = region(2)
+    said = {
+        "tiny-0": EngineQueue(waiting=6, running=8, age_s=0.5, waited_s=3.0),
+        "gone": EngineQueue(waiting=90, running=8, age_s=0.5, waited_s=3.0),
+        "tiny-1": EngineQueue(waiting=90, running=8, age_s=5.1, waited_s=3.0),
+    }
+    older = {"tiny-0": EngineQueue(waiting=40, running=8, age_s=2.0, waited_s=1.5)}
+    views = [GatewayView(f"gw-{i}", 7, 0.0, ever_active=True, engines=it) for i, it in enumerate((older, said))]
+    case.demand = Demand(tuple(views))
+    assert step(case) == 4, "six wait at two that serve"
+    calm = {"tiny-0": EngineQueue(waiting=6, running=8, age_s=0.5)}
+    case = region(2)
+    case.demand = Demand((GatewayView("gw-1", 14, 0.0, ever_active=True, engines=calm),))
+    assert step(case) == 2, "a moment's queue"
 
 
 def test_down_late_and_one_a_minute() -> None:

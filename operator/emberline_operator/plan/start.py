@@ -15,13 +15,15 @@ counting. It is forgotten when an engine becomes ready or the spec changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.accept import parse_source
 from emberline_operator.decision import RegionPlacement
+from emberline_operator.desired.template import annotation_of
 from emberline_operator.plan.actions import Ask
 from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.room import num_pool_places
@@ -100,6 +102,13 @@ class _Case:
         return tuple(pod for pod in self.pods if not pod.terminating)
 
     @property
+    def newest(self) -> tuple[PodState, ...]:
+        """Those of the newest template: older ones that fail are about to be replaced."""
+        template = self.live["spec"].get("template", {"metadata": {}})
+        newest = annotation_of(template, names.ANNOTATION_TEMPLATE_HASH)
+        return tuple(pod for pod in self.alive if pod.template_hash == newest)
+
+    @property
     def activation(self) -> timedelta:
         return timedelta(seconds=self.spec.scaling.activation_timeout_s)
 
@@ -111,10 +120,10 @@ def retry_delay_s(count: int) -> float:
 
 def recorded_start(seen: Snapshot, region: str) -> FailedStart | None:
     """What the live status tells of the last start at this generation."""
-    status = seen.endpoint.get("status", {})
-    if status.get("observedGeneration") != seen.generation:
+    if not _is_observed(seen):
         return None
-    regions = (shown.get("failedStart") for shown in status.get("regions", ()) if shown["name"] == region)
+    shown_regions = seen.endpoint["status"].get("regions", ())
+    regions = (shown.get("failedStart") for shown in shown_regions if shown["name"] == region)
     told = next(regions, None)
     if told is None:
         return None
@@ -139,8 +148,11 @@ def judge_start(
     if not stuck:
         return goes_on
     until = max(it.until for it in stuck)
-    if before is not None and waits and until <= now and all(pod.created <= before.failed_at for pod in case.alive):
+    if before is not None and waits and until <= now and all(pod.created <= before.failed_at for pod in case.newest):
         return Start(before, waits, is_given_up=True, check_in_s=wait_s, room=room)
+    if until <= now and not _is_observed(seen):
+        # What fails may be what the change has just mended.
+        return replace(goes_on, check_in_s=TELL_S)
     if until <= now:
         unasked = frozenset(it.pod for it in stuck if it.pod and it.pod not in seen.taken_up)
         if unasked:
@@ -151,6 +163,11 @@ def judge_start(
         return Start(failed, waits=True, check_in_s=TELL_S, room=room)
     left_s = (until - now).total_seconds()
     return Start(before, waits, check_in_s=left_s if wait_s is None else min(left_s, wait_s), room=room)
+
+
+def _is_observed(seen: Snapshot) -> bool:
+    """Whether the live status speaks of the spec as it is now."""
+    return bool(seen.endpoint.get("status", {}).get("observedGeneration") == seen.generation)
 
 
 def _room(case: _Case) -> Room | None:
@@ -165,10 +182,10 @@ def _room(case: _Case) -> Room | None:
 
 def _stuck(case: _Case, room: Room | None) -> list[_Stuck]:
     """What keeps the engines from getting on; empty if one of them does."""
-    if not case.alive:
+    if not case.newest:
         refused = _refused(case, room)
         return [refused] if refused else []
-    found = [_stuck_pod(pod, case, room) for pod in case.alive]
+    found = [_stuck_pod(pod, case, room) for pod in case.newest]
     return [] if None in found else [it for it in found if it is not None]
 
 

@@ -226,6 +226,21 @@ def test_a_start_that_failed_is_still_told_at_zero() -> None:
     assert flat(store.settle())["Degraded"] == ("False", "AsExpected"), "the spec has changed"
 
 
+def test_what_a_change_of_the_spec_has_mended_is_no_failed_start() -> None:
+    """An engine of the older template crashes on until the roll-out has replaced it."""
+    store = made(scaling={"minReplicas": 1})
+    old = make_pod_state("old", template_hash=current(store), age_s=700, failure="container engine: no such model")
+    store.pods = (old,)
+    assert store.settle().status["regions"][0]["failedStart"]["count"] == 1
+    status = store.endpoint["status"]
+    store.endpoint = {
+        **make_endpoint(generation=2, scaling={"minReplicas": 1}, engine={"maxSequences": 7}), "status": status
+    }  # fmt: skip
+    assert "failedStart" not in store.settle().status["regions"][0]
+    store.pods = (old, make_pod_state("new", template_hash=current(store), age_s=1))
+    assert flat(store.settle())["Ready"] != ("False", "StartFailed")
+
+
 @pytest.mark.parametrize("reason", ["Unschedulable", "ContainerFailed"])
 def test_nothing_is_told_of_pods_that_the_user_took_away(reason: str) -> None:
     external = {"via": "External"}

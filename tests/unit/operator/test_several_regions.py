@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from emberline_contract.status import InferenceEndpointStatus
 from emberline_operator.plan.actions import Apply, Delete, Evict, Plan, Scale
 from emberline_operator.snapshot import NodeState, PodState, Ref
 from support.gpu_nodes import gpu_node
-from support.operator_objects import Raw, Store, condition_of, make_endpoint, make_pod_state, quiet
+from support.operator_objects import NOW, Raw, Store, condition_of, make_endpoint, make_pod_state, quiet
 
 REGIONS: Raw = {
     name: {"metadata": {"name": name}, "spec": {"jurisdictions": [name.upper()[:2]]}}
@@ -336,3 +337,29 @@ def test_a_status_is_never_too_large_to_be_written() -> None:
     plan = store.settle()
     assert len(plan.status["regions"]) == 16
     InferenceEndpointStatus.model_validate(plan.status)
+
+
+def fails_to_start(store: Store, region: str) -> None:
+    """An engine there crashes for longer than it may; it has gone to zero."""
+    run(store, region)
+    failing = pod_in(store, region, age_s=700, failure="container engine: no such model")
+    store.pods = (replace(failing, ready_since=None),)
+    store.settle()
+    assert store.children[Ref("Deployment", f"tiny--{region}")]["spec"]["replicas"] == 0
+    store.pods = ()
+
+
+def test_a_region_that_may_still_be_tried_keeps_the_endpoint_ready() -> None:
+    store = world("eu-1", "eu-2")
+    store.settle()
+    fails_to_start(store, "eu-1")
+    plan = store.settle()
+    assert condition_of(plan, "Ready")["reason"] == "ScaledToZero"
+    assert condition_of(plan, "Degraded")["message"].startswith("eu-1: no engine could be started: ")
+    fails_to_start(store, "eu-2")
+    plan = store.settle()
+    ready = condition_of(plan, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "StartFailed")
+    assert {name: it["failedStart"]["count"] for name, it in regions_of(plan).items()} == {"eu-1": 1, "eu-2": 1}
+    later = store.settle(now=NOW + timedelta(seconds=31))
+    assert condition_of(later, "Ready")["reason"] == "ScaledToZero"

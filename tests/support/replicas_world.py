@@ -29,6 +29,7 @@ from emberline_operator.cluster.kinds import (
 )
 from emberline_operator.cluster.writes import Writer
 from emberline_operator.errors import ClusterError, ConflictError, NotFoundError, RefusedError
+from emberline_operator.plan import via
 from emberline_operator.plan.actions import Notice
 from emberline_operator.plan.replicas import others_own_replicas
 from emberline_operator.plan.start import recorded_start
@@ -41,7 +42,7 @@ from emberline_operator.snapshot import Demand, Features, GatewayView, Json, Sna
 Raw = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-OUR_SERVICE = {"namespace": names.SYSTEM_NAMESPACE, "name": names.GATEWAY_NAME}
+OUR_SERVICE = dict(zip(("namespace", "name"), via.OUR_SERVICE.split("/"), strict=True))
 
 
 class CrashError(Exception):

@@ -57,12 +57,12 @@ class Hpa:
             self.recommendations.popleft()
         if wanted >= replicas:
             (up,) = spec["behavior"]["scaleUp"]["policies"]
-            return min(wanted, replicas + up["value"])
+            return min(wanted, replicas + int(up["value"]))
         wanted = min(replicas, max(number for _, number in self.recommendations))
         (policy,) = down["policies"]
         if wanted < replicas and now_s - self.last_down_s >= policy["periodSeconds"]:
             self.last_down_s = now_s
-            return max(wanted, replicas - policy["value"])
+            return max(wanted, replicas - int(policy["value"]))
         return replicas
 
 

@@ -205,6 +205,9 @@ class Proxy:
         except UnknownModelError as error:
             if ask.question.model is None and ask.route.endpoint is None:
                 raise answers.bad_request(str(error), param="model") from error
+            if not self._directory.is_complete:
+                # A gateway that has been killed is called again before it has read what there is.
+                raise answers.unavailable("this gateway has just started and does not know all models yet") from error
             raise answers.not_found(str(error)) from error
 
     async def _serve(self, exchange: Exchange, ask: _Ask) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -91,11 +92,13 @@ class Supervisor:
     async def _serve(self) -> None:
         options = self._options
         async with AsyncExitStack() as stack:
-            gateway_socket = None
+            held: dict[str, socket.socket] = {}
             if options.is_installed:
                 # First of all, so that a taken port costs nobody a start.
-                gateway_socket = stack.enter_context(bind_local(options.gateway_port, "the gateway (--gateway-port)"))
-                self._urls[names.GATEWAY_NAME] = f"http://127.0.0.1:{gateway_socket.getsockname()[1]}"
+                gateway = stack.enter_context(bind_local(options.gateway_port, "the gateway (--gateway-port)"))
+                metrics = stack.enter_context(bind_local(0, "the metrics API"))
+                held = {names.GATEWAY_NAME: gateway, names.METRICS_SERVICE: metrics}
+                self._urls[names.GATEWAY_NAME] = f"http://127.0.0.1:{gateway.getsockname()[1]}"
             _step("control plane")
             plane = Plane(options.program, self._folder.plane_dir, os.environ, audit_log=options.audit_log)
             await stack.enter_async_context(plane)
@@ -104,14 +107,14 @@ class Supervisor:
             api = await stack.enter_async_context(await _client(plane.kubeconfig_of(NODE)))
             _step("nodes")
             failing += await stack.enter_async_context(_serving(self._make_nodes(stack, api, plane)))
-            await _unless(failing, self._fill(stack, plane, NodeApi(api), gateway_socket))
+            await _unless(failing, self._fill(stack, plane, NodeApi(api), held))
             self._write_record(Phase.READY)
             write_event(Event(EventKind.READY, urls=self._urls))
             _close_standard_output()
             await _unless(failing, asyncio.Event().wait())
 
-    async def _fill(self, stack: AsyncExitStack, plane: Plane, api: NodeApi, gateway_socket: Any) -> None:
-        """Puts into the cluster what makes it Emberline's, and waits until that serves."""
+    async def _fill(self, stack: AsyncExitStack, plane: Plane, api: NodeApi, held: Mapping[str, socket.socket]) -> None:
+        """Puts into the cluster what makes it Emberline's, and waits until that serves. `held`: sockets of Services, by name."""
         cluster = Cluster(self._options.program, plane.kubeconfig, api)
         # What `crds/` holds: that folder is written from these.
         crds = all_crds().values()
@@ -122,7 +125,8 @@ class Supervisor:
             return
         _step("operator and gateway")
         documents = await cluster.render(self._options.manifests or OVERLAY)
-        documents = for_this_machine(documents, self._urls[names.GATEWAY_NAME])
+        metrics_port = held[names.METRICS_SERVICE].getsockname()[1]
+        documents = for_this_machine(documents, self._urls[names.GATEWAY_NAME], metrics_port)
         models = make_models_volume(self._options.models_dir) if self._options.models_dir else []
         await cluster.apply([*crds, *documents, *models])
         await cluster.wait_until_established()
@@ -131,12 +135,12 @@ class Supervisor:
             forward = make_forward(service)
             if forward is None:
                 continue
-            if forward.name == names.GATEWAY_NAME:
-                held = gateway_socket
-            else:
-                held = stack.enter_context(bind_local(forward.local_port, f"Service {forward.name}"))
-            self._urls[forward.name] = f"http://127.0.0.1:{held.getsockname()[1]}"
-            await forwards.add(forward, held)
+            listening = held.get(forward.name)
+            if listening is None:
+                listening = stack.enter_context(bind_local(forward.local_port, f"Service {forward.name}"))
+            if forward.name != names.METRICS_SERVICE:  # that one is for the API server alone
+                self._urls[forward.name] = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            await forwards.add(forward, listening)
         await cluster.wait_until_available(names.SYSTEM_NAMESPACE, _AVAILABLE_TIMEOUT_S, _detail)
 
     def _make_nodes(self, stack: AsyncExitStack, api: ApiClient, plane: Plane) -> dict[str, Node]:

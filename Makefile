@@ -13,7 +13,7 @@ TEST_WORKERS ?= 2
 SOAK ?= 20
 SOAK_TESTS := tests/unit/runtime_core tests/unit/gateway/test_holding.py tests/unit/gateway/test_abuse.py tests/unit/operator tests/cluster/test_operator_replicas.py \
   tests/cluster/test_operator_faults.py
-CHAOS_REPORT := bench/results/chaos.json
+CHAOS_REPORT := docs/chaos.json
 
 .PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native bench-operator gen lock clean
 

@@ -51,7 +51,7 @@ class Hpa:
     def look(self, totals: dict[str, float], replicas: int, now_s: float) -> int:
         """The number of replicas after one look."""
         spec, down = self.spec, self.spec["behavior"]["scaleDown"]
-        wanted = min(max(self.wanted(totals, replicas), spec["minReplicas"]), spec["maxReplicas"])
+        wanted = min(max(self.wanted(totals, replicas), int(spec["minReplicas"])), int(spec["maxReplicas"]))
         self.recommendations.append((now_s, wanted))
         while self.recommendations[0][0] < now_s - down["stabilizationWindowSeconds"]:
             self.recommendations.popleft()

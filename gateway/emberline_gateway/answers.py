@@ -121,9 +121,9 @@ def queue_full(model: str, num_held: int, field: str = "serving.maxQueue") -> Re
     )
 
 
-def unavailable(message: str) -> RefusalError:
+def unavailable(message: str, retry_after_s: int = RETRY_AFTER_S) -> RefusalError:
     """Not now."""
-    return RefusalError(503, ErrorType.UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+    return RefusalError(503, ErrorType.UNAVAILABLE, message, retry_after_s=retry_after_s)
 
 
 def bad_gateway(message: str) -> RefusalError:

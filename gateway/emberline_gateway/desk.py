@@ -25,7 +25,7 @@ class QueueFullError(Exception):
 
 
 class DisplacedError(Exception):
-    """The endpoint was deleted, left this region, or has an engine in another one: the request must be resolved anew."""
+    """The endpoint was deleted, left or failed to start in this region, or has an engine in another one: resolve anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,18 @@ class Desk:
     def may_wake(self) -> bool:
         """Whether the gateway may start the endpoint."""
         endpoint = self._tools.directory.endpoint(self.target.namespace, self.target.name)
-        return endpoint is not None and endpoint.may_wake
+        return endpoint is not None and endpoint.may_wake and self._tools.directory.failed_start(self.target) is None
 
     def idle_s(self) -> float:
         """Seconds since a request arrived or ended; 0 while one is unfinished."""
         if self._at_pods or self._queue:
             return 0.0
         return self._tools.clock() - self._active_s
+
+    def held_s(self) -> float:
+        """Seconds that the request that is held longest has waited; 0 while none is."""
+        since_s = self._queue.since_s()
+        return 0.0 if since_s is None else self._tools.clock() - since_s
 
     def pods(self) -> tuple[Pod, ...]:
         """Pods that are not on their way out."""
@@ -110,7 +115,7 @@ class Desk:
 
     def hold(self, arrival: int, max_queue: int) -> Held[Waiter]:
         """A place in the queue; its waiter yields a pod, which must be given back, or raises DisplacedError."""
-        held = Held(arrival, asyncio.get_running_loop().create_future())
+        held = Held(arrival, asyncio.get_running_loop().create_future(), self._tools.clock())
         if not self._queue.enter(held, max_queue):
             raise QueueFullError
         self.drained.clear()
@@ -178,6 +183,8 @@ class Desk:
         endpoint = directory.endpoint(self.target.namespace, self.target.name)
         if endpoint is None or self.target not in endpoint.targets:
             return True
+        if directory.failed_start(self.target) is not None:
+            return True  # to another region, or to be told so
         return not directory.ready_pods(self.target) and bool(directory.ready_pods(directory.assign(endpoint)))
 
     def _left(self) -> None:
@@ -214,6 +221,10 @@ class Desks:
         if desk is None:
             desk = self._desks[target] = Desk(target, self._tools, self._started_s)
         return desk
+
+    def made(self) -> list[Desk]:
+        """Those that have been asked for: whoever looks for requests in short turns need not look at all endpoints."""
+        return list(self._desks.values())
 
     def known(self) -> list[Desk]:
         """Those of every endpoint, and those of former ones that still have something to do."""

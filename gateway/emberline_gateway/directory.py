@@ -6,11 +6,13 @@ one is as well known as a busy one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import TypeVar
 
-from emberline_gateway.objects import Endpoint, Pod, Raw, Target, UnreadableError, read_endpoint, read_pod
+from emberline_gateway.objects import Endpoint, FailedStart, Pod, Raw, Target, UnreadableError, read_endpoint, read_pod
 
 T = TypeVar("T")
 
@@ -34,9 +36,12 @@ class Directory:
     `on_change` is told each target whose pods, settings or existence changed; set it before the first list is fed.
     """
 
-    def __init__(self, on_unreadable: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(
+        self, on_unreadable: Callable[[str], None] = lambda _text: None, unix_clock: Callable[[], float] = time.time
+    ) -> None:
         self.on_change: Callable[[Target], None] = lambda _target: None
         self._on_unreadable = on_unreadable
+        self._unix_clock = unix_clock
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._namespaces: dict[str, set[str]] = {}
         self._aliases: dict[str, set[tuple[str, str]]] = {}
@@ -72,12 +77,32 @@ class Directory:
         return tuple(found)
 
     def assign(self, endpoint: Endpoint) -> Target:
-        """The region that a request goes to: the first that has a ready engine, else that has one at all, else that may start one."""
-        for knows in (self.ready_pods, self.pods):
-            for target in endpoint.targets:
-                if knows(target):
-                    return target
-        return endpoint.targets[0]
+        """The region that a request goes to: the first that has a ready engine, else that has one at all, else that may start one.
+
+        One whose start has failed comes after all others until it may be tried again.
+        """
+        for target in endpoint.targets:
+            if self.ready_pods(target):
+                return target
+        usable = [target for target in endpoint.targets if self.failed_start(target) is None]
+        for target in usable:
+            if self.pods(target):
+                return target
+        return next((target for target in usable if target.region not in endpoint.left), endpoint.targets[0])
+
+    def failed_start(self, target: Target) -> FailedStart | None:
+        """The start that failed there, while nothing may be started and no engine is ready."""
+        endpoint = self._endpoints.get((target.namespace, target.name))
+        if endpoint is None or not endpoint.failed_starts or self.ready_pods(target):
+            return None
+        for failed in endpoint.failed_starts:
+            if failed.region == target.region and self._unix_clock() < failed.retry_unix_s:
+                return failed
+        return None
+
+    def seconds_until(self, unix_s: float) -> int:
+        """Whole seconds for a Retry-After; at least 1."""
+        return max(1, ceil(unix_s - self._unix_clock()))
 
     def pods(self, target: Target) -> tuple[Pod, ...]:
         """Pods that are not on their way out, ready or not."""

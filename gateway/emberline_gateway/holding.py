@@ -21,6 +21,8 @@ class Held(Generic[T]):
 
     arrival: int
     waiter: T = field(compare=False)
+    since_s: float = field(default=0.0, compare=False)
+    """When it began to wait."""
 
 
 class HoldQueue(Generic[T]):
@@ -50,6 +52,10 @@ class HoldQueue(Generic[T]):
     def first(self) -> Held[T] | None:
         """Whose turn it is."""
         return self._held[0] if self._held else None
+
+    def since_s(self) -> float | None:
+        """When the one that has waited longest began; one that had to come back began again."""
+        return min((held.since_s for held in self._held), default=None)
 
     def release(self) -> Held[T]:
         """Takes the first out."""

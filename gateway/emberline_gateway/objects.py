@@ -49,6 +49,16 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A region's last start, which failed."""
+
+    region: str
+    message: str
+    retry_unix_s: float
+    """Wall-clock time before which nothing is started there for a request."""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """The part of an InferenceEndpoint that the gateway acts on."""
 
@@ -64,6 +74,12 @@ class Endpoint:
     max_queue: int = _SERVING.max_queue
     heartbeat_s: float = _SERVING.heartbeat_s
     activation_timeout_s: float = _SCALING.activation_timeout_s
+    queue_depth_per_replica: int = _SCALING.queue_depth_per_replica
+    labels: frozenset[tuple[str, str]] = frozenset()
+    failed_starts: tuple[FailedStart, ...] = ()
+    """Regions whose last start failed, as the operator says of the spec that is in force."""
+    left: frozenset[str] = frozenset()
+    """Regions that it names no longer: nothing is started there."""
     refusal: str = ""
     """Why no engine can start, in the operator's words; empty when one can or nothing has been said."""
 
@@ -107,6 +123,10 @@ def read_endpoint(raw: Raw) -> Endpoint:
             max_queue=int(serving.get("maxQueue", _SERVING.max_queue)),
             heartbeat_s=duration_s(serving.get("heartbeat", _SERVING.heartbeat)),
             activation_timeout_s=duration_s(scaling.get("activationTimeout", _SCALING.activation_timeout)),
+            queue_depth_per_replica=int(scaling.get("queueDepthPerReplica", _SCALING.queue_depth_per_replica)),
+            labels=frozenset((meta.get("labels") or {}).items()),
+            failed_starts=_failed_starts(raw),
+            left=frozenset(_told(raw)) - frozenset(_named(raw)),
             refusal=_refusal(raw),
         )
     except ValueError as error:
@@ -115,10 +135,32 @@ def read_endpoint(raw: Raw) -> Endpoint:
 
 def _regions(raw: Raw) -> tuple[str, ...]:
     """Those that can start an engine, as far as status tells; then the others that it names; then those it has left."""
-    named = ((raw.get("spec") or {}).get("placement") or {}).get("regions") or (names.DEFAULT_REGION,)
-    told = {region["name"]: region for region in (raw.get("status") or {}).get("regions") or ()}
+    named, told = _named(raw), _told(raw)
     in_trouble = [name for name in named if told.get(name, {}).get("message")]
     return (*(name for name in named if name not in in_trouble), *in_trouble, *(told.keys() - set(named)))
+
+
+def _named(raw: Raw) -> tuple[str, ...]:
+    return tuple(((raw.get("spec") or {}).get("placement") or {}).get("regions") or (names.DEFAULT_REGION,))
+
+
+def _told(raw: Raw) -> dict[str, Raw]:
+    return {region["name"]: region for region in (raw.get("status") or {}).get("regions") or ()}
+
+
+def _failed_starts(raw: Raw) -> tuple[FailedStart, ...]:
+    generation = raw["metadata"].get("generation", 0)
+    if (raw.get("status") or {}).get("observedGeneration", generation) != generation:
+        return ()  # of another spec: what failed may be mended
+    return tuple(
+        FailedStart(
+            name,
+            f"{failed['phase']}: {failed.get('message', '')}"[:_MAX_DETAIL],
+            datetime.fromisoformat(failed["retryTime"]).timestamp(),
+        )
+        for name, region in _told(raw).items()
+        if (failed := region.get("failedStart"))
+    )
 
 
 def _unix_s(timestamp: str | None) -> int:

@@ -219,6 +219,7 @@ class Proxy:
             if pod is None:
                 if endpoint.refusal and not desk.pods():
                     raise answers.unavailable(f"{endpoint.qualified} cannot start: {endpoint.refusal}")
+                self._refuse_failed_start(endpoint, desk)
                 try:
                     pod = await self._hold(exchange, endpoint, desk)
                 except DisplacedError:
@@ -242,6 +243,16 @@ class Proxy:
             finally:
                 exchange.pod = None
                 desk.give_back(pod)
+
+    def _refuse_failed_start(self, endpoint: Endpoint, desk: Desk) -> None:
+        """Raises RefusalError while the start of the region that the request would wait for has failed."""
+        failed = self._directory.failed_start(desk.target)
+        if failed is not None:
+            left_s = self._directory.seconds_until(failed.retry_unix_s)
+            said = (
+                f"{endpoint.qualified} did not start: {failed.message}; it is tried again in {left_s} s at the earliest"
+            )
+            raise answers.unavailable(said, left_s)
 
     async def _hold(self, exchange: Exchange, endpoint: Endpoint, desk: Desk) -> Pod:
         """Waits for a pod, with heartbeats if the client wants a stream."""

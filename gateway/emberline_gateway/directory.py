@@ -37,11 +37,15 @@ class Directory:
     """
 
     def __init__(
-        self, on_unreadable: Callable[[str], None] = lambda _text: None, unix_clock: Callable[[], float] = time.time
+        self,
+        on_unreadable: Callable[[str], None] = lambda _text: None,
+        unix_clock: Callable[[], float] = time.time,
+        own_region: str = "",
     ) -> None:
         self.on_change: Callable[[Target], None] = lambda _target: None
         self._on_unreadable = on_unreadable
         self._unix_clock = unix_clock
+        self._own_region = own_region
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._namespaces: dict[str, set[str]] = {}
         self._aliases: dict[str, set[tuple[str, str]]] = {}
@@ -79,12 +83,15 @@ class Directory:
     def assign(self, endpoint: Endpoint) -> Target:
         """The region that a request goes to: the first that has a ready engine, else that has one at all, else that may start one.
 
-        One whose start has failed comes after all others until it may be tried again.
+        Of equals the gateway's own comes first. One whose start has failed comes after all others until it may be tried again.
         """
-        for target in endpoint.targets:
+        targets = endpoint.targets
+        if self._own_region and len(targets) > 1:
+            targets = tuple(sorted(targets, key=lambda target: target.region != self._own_region))
+        for target in targets:
             if self.ready_pods(target):
                 return target
-        usable = [target for target in endpoint.targets if self.failed_start(target) is None]
+        usable = [target for target in targets if self.failed_start(target) is None]
         for target in usable:
             if self.pods(target):
                 return target

@@ -91,12 +91,14 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(cluster: Kube, grace_s: float) -> AsyncIterator[Gateway]:
-    """Wires everything; nothing runs before `serve`."""
+async def gateway(cluster: Kube, grace_s: float, region: str = "") -> AsyncIterator[Gateway]:
+    """Wires everything; nothing runs before `serve`. `region`: the InferenceRegion that it runs in; empty for none."""
     loop = asyncio.get_running_loop()
     clock = loop.time
     measures = Measures()
-    directory = Directory(on_unreadable=lambda text: log(logging.WARNING, "object ignored", why=text))
+    directory = Directory(
+        on_unreadable=lambda text: log(logging.WARNING, "object ignored", why=text), own_region=region
+    )
     activation = Activation(cluster, measures)
     desks = Desks(Tools(directory, Load(), measures, clock, loop.call_later, activation.wanted))
     async with make_session() as session:

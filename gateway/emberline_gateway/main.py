@@ -23,6 +23,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default=os.environ.get(names.ENV_POD_IP, "127.0.0.1"), help="address to bind")
     parser.add_argument("--port", type=int, default=names.GATEWAY_PORT, help="public port")
     parser.add_argument("--admin-port", type=int, default=names.GATEWAY_ADMIN_PORT, help="the operator's port")
+    own = os.environ.get(names.ENV_REGION, "")
+    parser.add_argument("--region", default=own, help="InferenceRegion that it runs in, which it prefers")
     parser.add_argument("--unready-s", type=float, default=3.0, help="time between SIGTERM and the last new connection")
     parser.add_argument("--grace-s", type=float, default=600.0, help="time for running streams after that")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
@@ -33,7 +35,7 @@ async def run(options: argparse.Namespace) -> None:
     """Serves until SIGTERM or SIGINT has been obeyed."""
     public = server.listen(options.host, options.port)
     admin = server.listen(options.host, options.admin_port, num_listeners=1)
-    async with connected() as cluster, gateway(cluster, options.grace_s) as made:
+    async with connected() as cluster, gateway(cluster, options.grace_s, options.region) as made:
         loop = asyncio.get_running_loop()
         stops: list[asyncio.Task[None]] = []
 

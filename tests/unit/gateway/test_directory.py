@@ -256,6 +256,24 @@ def test_a_region_in_trouble_comes_last_and_one_that_was_left_serves_until_it_is
     assert directory.assign(directory.resolve("tiny", None)).region == "old"
 
 
+@pytest.mark.parametrize(
+    ("own", "states", "expected"),
+    [
+        ("us", {}, US),
+        ("us", {"eu": "ready", "us": "ready"}, US),
+        ("us", {"eu": "loading", "us": "loading"}, US),
+        ("us", {"eu": "ready", "us": "loading"}, EU),
+        ("elsewhere", {"eu": "ready", "us": "ready"}, EU),
+        ("", {"eu": "ready", "us": "ready"}, EU),
+    ],
+)
+def test_of_equal_regions_the_own_one_comes_first(own: str, states: dict[str, str], expected: Target) -> None:
+    directory = Directory(own_region=own)
+    directory.endpoint_sink.replace([make_endpoint(regions=("eu", "us"))])
+    directory.pod_sink.replace([make_pod(state, region=region) for region, state in states.items()])
+    assert directory.assign(directory.resolve("tiny", None)) == expected
+
+
 def test_external_scaling_leaves_the_wake_to_others() -> None:
     raw = make_endpoint()
     assert read_endpoint(raw).may_wake

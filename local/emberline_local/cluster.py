@@ -15,7 +15,6 @@ import yaml
 
 from emberline_contract import names
 from emberline_local.errors import ClusterError
-from emberline_local.forward import ANNOTATION_PORT
 from emberline_local.node_api import NodeApi, NodeApiError
 from emberline_local.node_spec import LABEL_NODE_KIND
 
@@ -69,9 +68,8 @@ def make_models_volume(folder: Path) -> list[Object]:
     return [volume, claim]
 
 
-def for_this_machine(documents: Iterable[Object], url: str, metrics_port: int) -> list[Object]:
-    """The manifests with the operator's EMBERLINE_PUBLIC_URL set, with all pods on nodes that really run them, and with the metrics
-    API at a port of this machine: nobody else would lead the API server to a Service.
+def for_this_machine(documents: Iterable[Object], url: str) -> list[Object]:
+    """The manifests with the operator's EMBERLINE_PUBLIC_URL set, and with all pods on nodes that really run them.
 
     Raises ClusterError if there is no operator in them.
     """
@@ -86,11 +84,6 @@ def for_this_machine(documents: Iterable[Object], url: str, metrics_port: int) -
             for container in pod["containers"]:
                 others = [entry for entry in container.get("env", ()) if entry["name"] != names.ENV_PUBLIC_URL]
                 container["env"] = [*others, {"name": names.ENV_PUBLIC_URL, "value": url}]
-    for service in changed:
-        if service["kind"] == "Service" and service["metadata"]["name"] == names.METRICS_SERVICE:
-            port = {**service["spec"]["ports"][0], "port": metrics_port}
-            service["spec"] = {**service["spec"], "type": "ExternalName", "externalName": "localhost", "ports": [port]}
-            service["metadata"]["annotations"] = {ANNOTATION_PORT: str(metrics_port)}
     return changed
 
 

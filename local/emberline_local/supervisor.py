@@ -13,7 +13,6 @@ import dataclasses
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -92,13 +91,11 @@ class Supervisor:
     async def _serve(self) -> None:
         options = self._options
         async with AsyncExitStack() as stack:
-            held: dict[str, socket.socket] = {}
+            gateway_socket = None
             if options.is_installed:
                 # First of all, so that a taken port costs nobody a start.
-                gateway = stack.enter_context(bind_local(options.gateway_port, "the gateway (--gateway-port)"))
-                metrics = stack.enter_context(bind_local(0, "the metrics API"))
-                held = {names.GATEWAY_NAME: gateway, names.METRICS_SERVICE: metrics}
-                self._urls[names.GATEWAY_NAME] = f"http://127.0.0.1:{gateway.getsockname()[1]}"
+                gateway_socket = stack.enter_context(bind_local(options.gateway_port, "the gateway (--gateway-port)"))
+                self._urls[names.GATEWAY_NAME] = f"http://127.0.0.1:{gateway_socket.getsockname()[1]}"
             _step("control plane")
             plane = Plane(options.program, self._folder.plane_dir, os.environ, audit_log=options.audit_log)
             await stack.enter_async_context(plane)
@@ -107,14 +104,14 @@ class Supervisor:
             api = await stack.enter_async_context(await _client(plane.kubeconfig_of(NODE)))
             _step("nodes")
             failing += await stack.enter_async_context(_serving(self._make_nodes(stack, api, plane)))
-            await _unless(failing, self._fill(stack, plane, NodeApi(api), held))
+            await _unless(failing, self._fill(stack, plane, NodeApi(api), gateway_socket))
             self._write_record(Phase.READY)
             write_event(Event(EventKind.READY, urls=self._urls))
             _close_standard_output()
             await _unless(failing, asyncio.Event().wait())
 
-    async def _fill(self, stack: AsyncExitStack, plane: Plane, api: NodeApi, held: Mapping[str, socket.socket]) -> None:
-        """Puts into the cluster what makes it Emberline's, and waits until that serves. `held`: sockets of Services, by name."""
+    async def _fill(self, stack: AsyncExitStack, plane: Plane, api: NodeApi, gateway_socket: Any) -> None:
+        """Puts into the cluster what makes it Emberline's, and waits until that serves."""
         cluster = Cluster(self._options.program, plane.kubeconfig, api)
         # What `crds/` holds: that folder is written from these.
         crds = all_crds().values()
@@ -125,8 +122,7 @@ class Supervisor:
             return
         _step("operator and gateway")
         documents = await cluster.render(self._options.manifests or OVERLAY)
-        metrics_port = held[names.METRICS_SERVICE].getsockname()[1]
-        documents = for_this_machine(documents, self._urls[names.GATEWAY_NAME], metrics_port)
+        documents = for_this_machine(documents, self._urls[names.GATEWAY_NAME])
         models = make_models_volume(self._options.models_dir) if self._options.models_dir else []
         await cluster.apply([*crds, *documents, *models])
         await cluster.wait_until_established()
@@ -135,12 +131,12 @@ class Supervisor:
             forward = make_forward(service)
             if forward is None:
                 continue
-            listening = held.get(forward.name)
-            if listening is None:
-                listening = stack.enter_context(bind_local(forward.local_port, f"Service {forward.name}"))
-            if forward.name != names.METRICS_SERVICE:  # that one is for the API server alone
-                self._urls[forward.name] = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            await forwards.add(forward, listening)
+            if forward.name == names.GATEWAY_NAME:
+                held = gateway_socket
+            else:
+                held = stack.enter_context(bind_local(forward.local_port, f"Service {forward.name}"))
+            self._urls[forward.name] = f"http://127.0.0.1:{held.getsockname()[1]}"
+            await forwards.add(forward, held)
         await cluster.wait_until_available(names.SYSTEM_NAMESPACE, _AVAILABLE_TIMEOUT_S, _detail)
 
     def _make_nodes(self, stack: AsyncExitStack, api: ApiClient, plane: Plane) -> dict[str, Node]:

@@ -30,7 +30,6 @@ from emberline_operator.errors import ClusterError, LostLeadershipError, NotFoun
 from emberline_operator.handlers import login, watches
 from emberline_operator.health import Health, Metrics, serve
 from emberline_operator.leadership import Gate
-from emberline_operator.metrics_api.keeper import Keeper
 from emberline_operator.reconcile.passes import Reconciler
 from emberline_operator.reconcile.queue import Outcome, Queue
 from emberline_operator.settings import Settings
@@ -113,7 +112,6 @@ class _Replica:
         writer = Writer(api, self._caches, self._metrics.on_write)
         events = EventWriter(api, settings.pod_name, _now)
         self._reconciler = Reconciler(self._caches, writer, gateways, events, settings.install, _now)
-        self._keeper = Keeper(api, self._caches, _now)
         self._queue = Queue(_measured(self._reconciler.reconcile, self._metrics), time.monotonic)
 
     async def run(self, stop: asyncio.Event | None, ready: asyncio.Event) -> None:
@@ -185,7 +183,6 @@ class _Replica:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.hold(), name="lease")
             group.create_task(self._queue.run(self._settings.num_workers), name="queue")
-            group.create_task(self._keeper.run(), name="metrics API")
 
     async def _end(self, stop: asyncio.Event, leading: asyncio.Task[None], halt: asyncio.Event) -> None:
         """On a stop: first let passes end, then give the Lease away, and only then stop the watches.
@@ -196,8 +193,6 @@ class _Replica:
         drain_s = self._settings.lease.drain_s
         if not await self._queue.close(drain_s):
             _log.warning("passes were still running %g s after the stop; they are cut off", drain_s)
-        if self._leads():
-            await self._keeper.leave()
         leading.cancel()
         await asyncio.wait([leading])
         await self._election.release()

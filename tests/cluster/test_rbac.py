@@ -5,7 +5,6 @@ That they are enough is held against every test of the session: `plane` fails at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ import yaml
 from emberline_contract import names
 from emberline_local.node_spec import NodeSpec
 from emberline_operator.cluster.api import APPLY, Api
-from emberline_operator.cluster.kinds import API_SERVICES as KIND
 from emberline_operator.cluster.kinds import CHILDREN, CONFIGMAPS, ENDPOINTS, HPAS, PODS
 from emberline_operator.errors import RefusedError
-from emberline_operator.metrics_api.decide import API_SERVICES
 from emberline_operator.plan import idle
 from support.audit import OPERATOR_USER, Right, lacked_rights, requests_of, used_rights
-from support.metrics_adapter import metrics_adapter, metrics_service
+from support.metrics_adapter import metrics_adapter
 from support.operator_rig import (
     BASE,
     OperatorRig,
@@ -231,8 +228,6 @@ async def test_every_right_is_used(
     plane.kubectl("-n", names.SYSTEM_NAMESPACE, "delete", "lease", names.OPERATOR_NAME, "--ignore-not-found")
     begin_bytes = plane.audit_file.stat().st_size
     specs = [NodeSpec(name=name, region=name[:2]) for name in ("eu-1", "eu-2", "us-1")]
-    async with operator_rig(plane, namespace, tmp_path) as rig, metrics_service(rig.admin, 1), rig.operator():
-        await the_metrics_api_comes_and_goes(rig)
     async with (
         operator_rig(plane, namespace, tmp_path) as rig,
         metrics_adapter(rig.admin, tmp_path),
@@ -253,20 +248,6 @@ async def test_every_right_is_used(
     all_of_them = set().union(*(granted(*role) for role in roles))
     unused = all_of_them - used_rights(plane.audit_file, OPERATOR_USER, begin_bytes)
     assert unused == UNSEEN
-
-
-async def the_metrics_api_comes_and_goes(rig: OperatorRig) -> None:
-    """The operator that made it sees at its end whether its namespace ends too."""
-    await rig.endpoint("scaled", scaling={"via": "HPA"})
-    await eventually(lambda: are_there(rig, API_SERVICES), "both APIServices")
-    await rig.patch(ENDPOINTS, "scaled", {"spec": {"scaling": {"via": "Operator"}}})
-    await eventually(lambda: are_there(rig, ()), "no APIService")
-
-
-async def are_there(rig: OperatorRig, wanted: Sequence[str]) -> bool:
-    found = await rig.admin.request("GET", KIND.path())
-    group = [it["metadata"]["name"] for it in found["items"] if it["spec"].get("group") == names.METRICS_GROUP]
-    return sorted(group) == sorted(wanted)
 
 
 async def external_replicas_are_filled(rig: OperatorRig) -> None:

@@ -85,7 +85,6 @@ def test_environment_ports_and_paths_are_the_contracts(name: str) -> None:
         names.GATEWAY_NAME: {
             names.PORT_NAME_HTTP: names.GATEWAY_PORT,
             names.PORT_NAME_ADMIN: names.GATEWAY_ADMIN_PORT,
-            names.PORT_NAME_METRICS_API: names.METRICS_API_PORT,
         },
     }
     assert ports == expected[name]
@@ -105,9 +104,8 @@ def test_one_image_for_the_control_plane() -> None:
     assert environment[names.ENV_RUNTIME_IMAGE] == f"emberline/runtime:{tag}"
 
 
-@pytest.mark.parametrize("caller", DEPLOYMENTS)
-def test_who_asks_gateways_shows_the_right_token(caller: str) -> None:
-    operator = DEPLOYMENTS[caller]
+def test_the_operator_shows_the_gateways_the_right_token() -> None:
+    operator = DEPLOYMENTS[names.OPERATOR_NAME]
     tokens = {
         volume["name"]: source["serviceAccountToken"]
         for volume in pod_of(operator)["volumes"]
@@ -124,35 +122,16 @@ def test_rights_are_few() -> None:
     assert len(roles) >= 2
     for role in roles:
         for rule in role["rules"]:
-            # The metrics of our own kind, whatever their names.
-            resources = [it for it in rule["resources"] if it != f"{names.ENDPOINT_PLURAL}.{names.GROUP}/*"]
-            assert "*" not in "".join((*rule["apiGroups"], *resources, *rule["verbs"]))
-            assert "secrets" not in rule["resources"] or rule.get("resourceNames")
+            assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+            assert "secrets" not in rule["resources"]
             assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
 
 
 def test_the_gateway_service_reaches_the_gateway() -> None:
-    services = {document["metadata"]["name"]: document["spec"] for document in BASE if document["kind"] == "Service"}
-    assert services.keys() == {names.GATEWAY_NAME, names.METRICS_SERVICE}
-    for service in services.values():
-        assert service["selector"] == {names.LABEL_APP: names.GATEWAY_NAME}
-    assert services[names.GATEWAY_NAME]["ports"][0]["port"] == names.GATEWAY_PORT
-    assert services[names.METRICS_SERVICE]["ports"][0]["targetPort"] == names.PORT_NAME_METRICS_API
-
-
-def test_certificates_are_mounted_where_they_are_looked_for() -> None:
-    gateway = DEPLOYMENTS[names.GATEWAY_NAME]
-    secrets = {it["name"]: it["secret"] for it in pod_of(gateway)["volumes"] if "secret" in it}
-    paths = {
-        secrets[it["name"]]["secretName"]: it["mountPath"]
-        for it in container_of(gateway)["volumeMounts"]
-        if it["name"] in secrets
-    }
-    assert paths == {
-        names.METRICS_TLS_SECRET: names.METRICS_TLS_DIR,
-        names.GATEWAY_TLS_SECRET: names.GATEWAY_TLS_DIR,
-    }
-    assert all(secret["optional"] for secret in secrets.values()), "a gateway starts without them"
+    (service,) = (document for document in BASE if document["kind"] == "Service")
+    assert service["metadata"]["name"] == names.GATEWAY_NAME
+    assert service["spec"]["selector"] == {names.LABEL_APP: names.GATEWAY_NAME}
+    assert service["spec"]["ports"][0]["port"] == names.GATEWAY_PORT
 
 
 @pytest.mark.parametrize(("file", "document"), SAMPLES, ids=lambda value: value if isinstance(value, str) else "")

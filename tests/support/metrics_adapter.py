@@ -78,14 +78,14 @@ class MetricsAdapter:
 
 @asynccontextmanager
 async def metrics_adapter(admin: Api, folder: Path) -> AsyncIterator[MetricsAdapter]:
-    """Serve it behind the metrics API's Service, with the APIService that makes it the cluster's; both go at the end.
+    """Serve it behind the gateway's Service, with the APIService that makes it the cluster's; both go at the end.
 
     The Service leads to this machine by name, since an address of the loopback is no endpoint for it.
     """
     adapter = MetricsAdapter()
     now = datetime.now(UTC)
     authority = make_authority("metrics", now)
-    host = f"{names.METRICS_SERVICE}.{names.SYSTEM_NAMESPACE}.svc"
+    host = f"{names.GATEWAY_NAME}.{names.SYSTEM_NAMESPACE}.svc"
     pair = make_certificate(authority, host, now, hosts=[host])
     (folder / "metrics.key").write_bytes(pair.key_pem())
     (folder / "metrics.crt").write_bytes(pair.certificate_pem())
@@ -96,6 +96,9 @@ async def metrics_adapter(admin: Api, folder: Path) -> AsyncIterator[MetricsAdap
     site = web.TCPSite(runner, "localhost", 0, ssl_context=context)
     await site.start()
     port = runner.addresses[0][1]
+    metadata = {"name": names.GATEWAY_NAME}
+    spec = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]}
+    await admin.request("POST", SERVICE, body={"metadata": metadata, "spec": spec})
     api_service = {
         "metadata": {"name": API_SERVICE.rsplit("/", 1)[1]},
         "spec": {
@@ -104,24 +107,13 @@ async def metrics_adapter(admin: Api, folder: Path) -> AsyncIterator[MetricsAdap
             "groupPriorityMinimum": 100,
             "versionPriority": 200,
             "caBundle": base64.b64encode(authority.certificate_pem()).decode(),
-            "service": {"namespace": names.SYSTEM_NAMESPACE, "name": names.METRICS_SERVICE, "port": port},
+            "service": {"namespace": names.SYSTEM_NAMESPACE, "name": names.GATEWAY_NAME, "port": port},
         },
     }
     try:
-        async with metrics_service(admin, port):
-            await admin.request("POST", API_SERVICE.rsplit("/", 1)[0], body=api_service)
-            yield adapter
+        await admin.request("POST", API_SERVICE.rsplit("/", 1)[0], body=api_service)
+        yield adapter
     finally:
         await admin.request("DELETE", API_SERVICE)
+        await admin.request("DELETE", f"{SERVICE}/{names.GATEWAY_NAME}")
         await runner.cleanup()
-
-
-@asynccontextmanager
-async def metrics_service(admin: Api, port: int) -> AsyncIterator[None]:
-    """The metrics API's Service, which leads to a port of this machine; it goes at the end."""
-    spec = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]}
-    await admin.request("POST", SERVICE, body={"metadata": {"name": names.METRICS_SERVICE}, "spec": spec})
-    try:
-        yield
-    finally:
-        await admin.request("DELETE", f"{SERVICE}/{names.METRICS_SERVICE}")

@@ -12,7 +12,7 @@ from emberline_contract.resources import InferenceEndpointSpec
 from emberline_operator.snapshot import Json, MetricsApi, Snapshot
 
 HPA_KIND: Final = "HorizontalPodAutoscaler"
-OUR_SERVICE: Final = f"{names.SYSTEM_NAMESPACE}/{names.METRICS_SERVICE}"
+OUR_SERVICE: Final = f"{names.SYSTEM_NAMESPACE}/{names.GATEWAY_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ def read_metrics_api(api_services: Iterable[Json]) -> MetricsApi:
 
     Clients use one version of a group, and which is not ours to say: so all that are there must be ours, or none is.
     """
-    services = [s for s in api_services if _is_of_group(s)]
-    foreign = foreign_owners(services)
+    services = [s for s in api_services if s["metadata"]["name"].endswith(f".{names.METRICS_GROUP}")]
+    services = [s for s in services if s.get("spec", {}).get("service")]
+    owners = {f"{s['spec']['service'].get('namespace', '')}/{s['spec']['service'].get('name', '')}" for s in services}
+    foreign = sorted(owners - {OUR_SERVICE})
     if not services or foreign:
         return MetricsApi(owner=foreign[0] if foreign else "")
     for service in services:
@@ -58,23 +60,6 @@ def read_metrics_api(api_services: Iterable[Json]) -> MetricsApi:
         if available.get("status") != "True":
             return MetricsApi(message=available.get("message") or "the API server has not asked it yet")
     return MetricsApi(is_ours=True)
-
-
-def foreign_owners(api_services: Iterable[Json]) -> list[str]:
-    """Services of others, `namespace/name`, that `custom.metrics.k8s.io` leads to."""
-    return sorted({service_of(s) for s in api_services if _is_of_group(s)} - {OUR_SERVICE})
-
-
-def service_of(api_service: Json) -> str:
-    """The Service that an APIService leads to, `namespace/name`."""
-    service = api_service.get("spec", {}).get("service") or {}
-    return f"{service.get('namespace', '')}/{service.get('name', '')}"
-
-
-def _is_of_group(api_service: Json) -> bool:
-    """Whether somebody serves the group by it; one without a Service would be the API server's own."""
-    is_named = api_service["metadata"]["name"].endswith(f".{names.METRICS_GROUP}")
-    return bool(is_named and api_service.get("spec", {}).get("service"))
 
 
 def rival_of(seen: Snapshot, live: Json) -> Json | None:

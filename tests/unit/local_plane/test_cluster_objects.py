@@ -44,7 +44,7 @@ def test_the_claim_and_the_volume_are_bound_to_each_other_alone() -> None:
 
 def test_the_public_url_replaces_what_the_manifests_say_and_leaves_them_alone() -> None:
     documents = [deployment(), deployment("emberline-gateway")]
-    changed = for_this_machine(documents, "http://127.0.0.1:1", 2)
+    changed = for_this_machine(documents, "http://127.0.0.1:1")
     env = [d["spec"]["template"]["spec"]["containers"][0]["env"] for d in changed]
     assert env == [
         [{"name": "EMBERLINE_PUBLIC_URL", "value": "http://127.0.0.1:1"}],
@@ -56,14 +56,14 @@ def test_the_public_url_replaces_what_the_manifests_say_and_leaves_them_alone() 
 def test_system_pods_keep_off_nodes_that_run_nothing_and_keep_their_own_choice() -> None:
     document = deployment()
     document["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd"}
-    (changed,) = for_this_machine([document], "http://127.0.0.1:1", 2)
+    (changed,) = for_this_machine([document], "http://127.0.0.1:1")
     selector = changed["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"disk": "ssd", "emberline.dev/local-node": "process"}
 
 
 def test_manifests_without_an_operator_are_refused() -> None:
     with pytest.raises(ClusterError, match="no Deployment emberline-operator"):
-        for_this_machine([deployment("emberline-gateway")], "http://127.0.0.1:1", 2)
+        for_this_machine([deployment("emberline-gateway")], "http://127.0.0.1:1")
 
 
 def test_what_others_need_is_applied_first() -> None:

@@ -109,14 +109,7 @@ READS = {
 def test_what_is_watched_may_be_read() -> None:
     cluster = rights(named("base/operator-rights.yaml", "ClusterRole", names.OPERATOR_NAME)["rules"])
     namespaced = rights(named("base/operator-rights.yaml", "ClusterRole", f"{names.OPERATOR_NAME}-endpoints")["rules"])
-    own = {
-        *(("apiregistration.k8s.io", "apiservices", verb) for verb in ("get", "create", "patch", "delete")),
-        ("rbac.authorization.k8s.io", "clusterroles", "get"),
-        ("", "namespaces", "get"),
-    }
-    assert cluster == READS[False] | own, "it changes nothing that belongs to no namespace but its own APIServices"
-    for rule in named("base/operator-rights.yaml", "ClusterRole", names.OPERATOR_NAME)["rules"]:
-        assert rule.get("resourceNames") or set(rule["verbs"]) == {"list", "watch"}
+    assert cluster == READS[False], "it changes nothing that belongs to no namespace"
     assert namespaced >= READS[True]
 
 

@@ -238,7 +238,7 @@ def test_an_api_service_of_metrics_concerns_those_who_could_use_it() -> None:
     endpoint(caches, "external", scaling={"via": "External"})
     service = {
         "group": names.METRICS_GROUP,
-        "service": {"namespace": names.SYSTEM_NAMESPACE, "name": names.METRICS_SERVICE},
+        "service": {"namespace": names.SYSTEM_NAMESPACE, "name": names.GATEWAY_NAME},
     }
     status = {"conditions": [{"type": "Available", "status": "True"}]}
     theirs = put(caches, API_SERVICES.kind, "v1.apps", spec={"group": "apps", "service": None}, status={})

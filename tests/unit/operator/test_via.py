@@ -11,7 +11,7 @@ from emberline_operator.plan.via import Via, choose_via, read_metrics_api
 from emberline_operator.snapshot import MetricsApi
 from support.scaling_cases import OURS, Raw, Region, hpa_of, spec_of
 
-OUR_SERVICE = {"namespace": "emberline-system", "name": "emberline-metrics"}
+OUR_SERVICE = {"namespace": "emberline-system", "name": "emberline-gateway"}
 THEIRS = {"namespace": "monitoring", "name": "prometheus-adapter"}
 
 

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
 SOAK ?= 20
 SOAK_TESTS := tests/unit/runtime_core tests/unit/gateway/test_holding.py tests/unit/gateway/test_abuse.py tests/unit/operator tests/cluster/test_operator_replicas.py \
-  tests/cluster/test_operator_faults.py
+  tests/cluster/test_operator_faults.py tests/cluster/test_scaling_steps.py
 CHAOS_REPORT := docs/chaos.json
 
 .PHONY: help setup demo test test-fast check bench soak bench-engine bench-gateway bench-native bench-operator gen lock clean
@@ -61,7 +61,7 @@ gen: setup ## Write crds/ and docs/reference/ from the contract
 soak: setup ## Property tests with twenty times as many examples, new ones each time (SOAK=20), and ten minutes of chaos
 	@EMBERLINE_SOAK=$(SOAK) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist load -q $(SOAK_TESTS) $(PYTEST_ARGS)
 	@# Alone: ten minutes of kills and restarts, whose counts are kept.
-	@EMBERLINE_CHAOS_S=600 EMBERLINE_CHAOS_REPORT=$(CHAOS_REPORT) $(BIN)/python -m pytest -q tests/cluster/test_chaos.py $(PYTEST_ARGS)
+	@EMBERLINE_SOAK=$(SOAK) EMBERLINE_CHAOS_S=600 EMBERLINE_CHAOS_REPORT=$(CHAOS_REPORT) $(BIN)/python -m pytest -q tests/cluster/test_chaos.py $(PYTEST_ARGS)
 
 bench: bench-native bench-engine bench-gateway bench-operator ## Every benchmark; each prints one JSON line last and fails on a miss
 

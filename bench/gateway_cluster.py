@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -134,12 +133,12 @@ class BenchCluster:
         await self._apply(d for d in documents if d["kind"] not in ("Deployment", "Service"))
         await self._write_kubeconfig()
         ports = iter(engine_ports)
-        for name, routing in zip(MODELS, ("LeastQueue", "PrefixAware"), strict=True):
-            await self._endpoint(name, serving={"routing": routing, "auth": {"keysSecretRef": {"name": "keys"}}})
+        for name in MODELS:
+            await self._endpoint(name)
             for number in range(NUM_PODS):
                 await self._pod(name, number, next(ports))
         for number in range(num_asleep):
-            await self._endpoint(asleep(number), serving={"auth": {"keysSecretRef": {"name": "keys"}}})
+            await self._endpoint(asleep(number))
             await self._deployment(asleep(number))
 
     @contextlib.asynccontextmanager
@@ -228,12 +227,12 @@ class BenchCluster:
         }
         (self._folder / "gateway.kubeconfig").write_text(json.dumps(document))
 
-    async def _endpoint(self, name: str, **spec: Any) -> None:
+    async def _endpoint(self, name: str) -> None:
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.ENDPOINT_KIND,
             "metadata": {"name": name},
-            "spec": {"model": {"source": "pvc://models/bench"}, **spec},
+            "spec": {"model": {"source": "pvc://models/bench"}},
         }
         await self._api.request("POST", GROUP_PATH, body=body)
 
@@ -285,8 +284,3 @@ def _free_ports(number: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
-
-
-def key_digest() -> str:
-    """What the gateway knows of the key."""
-    return hashlib.sha256(KEY.encode()).hexdigest()

@@ -54,11 +54,6 @@ class Reason(StrEnum):
     """A field has a value that cannot be acted on; the message names it and the remedy."""
     NAME_TAKEN = "NameTaken"
     """An object with a child's name exists and belongs to somebody else; it is never adopted."""
-    KEYS_NOT_READABLE = "KeysNotReadable"
-    """The operator may not read the Secret of `serving.auth.keysSecretRef`, or there is none; the message has the command that lets
-    it. Nobody can call meanwhile."""
-    KEYS_INVALID = "KeysInvalid"
-    """An entry of the Secret with the API keys cannot be read; the message names it. The other keys are valid."""
     # AliasReady
     NO_ALIAS = "NoAlias"
     """No `model.servedName` was asked for."""

@@ -40,9 +40,7 @@ class ErrorType(StrEnum):
 
     BAD_REQUEST = "BadRequestError"
     UNAUTHORIZED = "AuthenticationError"
-    FORBIDDEN = "PermissionDeniedError"
     NOT_FOUND = "NotFoundError"
-    MISDIRECTED = "MisdirectedRequestError"
     TOO_LARGE = "RequestEntityTooLargeError"
     RATE_LIMIT = "RateLimitError"
     INTERNAL = "InternalServerError"

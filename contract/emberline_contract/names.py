@@ -104,9 +104,6 @@ PORT_NAME_ADMIN: Final = "admin"
 ENGINE_PORT: Final = 8000
 GATEWAY_PORT: Final = 8080
 GATEWAY_ADMIN_PORT: Final = 8081
-PORT_NAME_METRICS_API: Final = "metrics-api"
-METRICS_API_PORT: Final = 10250
-"""Gateway: the aggregated API `custom.metrics.k8s.io`, over TLS."""
 OPERATOR_HEALTH_PORT: Final = 8082
 
 # Trust between the operator and the gateways' admin port.
@@ -118,21 +115,8 @@ ADMIN_TOKEN_PATH: Final = "/var/run/secrets/emberline.dev/admin/token"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 AMD_GPU_RESOURCE: Final = "amd.com/gpu"
 
-# TLS and keys, all in SYSTEM_NAMESPACE.
-METRICS_SERVICE: Final = "emberline-metrics"
-"""Service of the gateways' metrics API, which the APIServices point at."""
-METRICS_TLS_SECRET: Final = "emberline-metrics-tls"
-"""Certificate of the metrics API (`tls.crt`, `tls.key`, `ca.crt`); the operator makes and renews it."""
-METRICS_TLS_DIR: Final = "/etc/emberline-metrics-tls"
-GATEWAY_TLS_SECRET: Final = "gateway-tls"
-"""Certificate of the public port (`tls.crt`, `tls.key`), made by whoever installs; without it the port speaks plain HTTP."""
-GATEWAY_TLS_DIR: Final = "/etc/emberline-gateway-tls"
-KEYS_SECRET: Final = "emberline-keys"
-"""Digests of all API keys, which the operator writes and the gateways read."""
 ENV_REGION: Final = "EMBERLINE_REGION"
 """Gateway: the InferenceRegion that it runs in; unset: it is in none, and serves all."""
-ENV_CORS_ORIGINS: Final = "EMBERLINE_CORS_ORIGINS"
-"""Gateway: origins whose pages may call, separated by commas, or `*`; unset: none."""
 
 # Scaling.
 METRICS_GROUP: Final = "custom.metrics.k8s.io"

@@ -52,10 +52,6 @@ class InferenceRegionSpec(ContractModel):
     """Labels of the region's nodes; empty: `topology.kubernetes.io/region: <name>`."""
     jurisdictions: tuple[Jurisdiction, ...] = Field(default=(), max_length=16)
     """Jurisdictions that the region lies in, such as `DE` and `EU`."""
-    gateway_url: str | None = Field(
-        default=None, alias="gatewayURL", max_length=2048, json_schema_extra={"pattern": r"^https?://[^\s?#]+$"}
-    )
-    """Base URL of the gateways that run there; those of other jurisdictions send clients to it."""
     gpu_pools: tuple[GpuPool, ...] = Field(
         default=(),
         max_length=32,

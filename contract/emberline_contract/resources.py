@@ -274,20 +274,6 @@ class ScalingSpec(ContractModel):
         return duration_s(self.scale_down_stabilization)
 
 
-class SecretRef(ContractModel):
-    """A Secret of the endpoint's namespace."""
-
-    name: ShortString
-    """Its name."""
-
-
-class AuthSpec(ContractModel):
-    """Who may call."""
-
-    keys_secret_ref: SecretRef | None = None
-    """Secret with one entry for each API key (docs/keys.md); unset: whoever reaches the gateway may call."""
-
-
 class ServingSpec(ContractModel):
     """How requests are treated."""
 
@@ -295,11 +281,6 @@ class ServingSpec(ContractModel):
     """Requests that one gateway holds for the endpoint while nothing is ready; more are answered 429 with Retry-After."""
     heartbeat: str = Field(default="10s", json_schema_extra=duration_schema("serving.heartbeat", "100ms", "5m"))
     """Time between the comments that a held stream gets."""
-    routing: Literal["LeastQueue", "PrefixAware"] = "LeastQueue"
-    """Which engine takes a request: `LeastQueue` the one with the fewest unfinished; `PrefixAware` the one that has most of the
-    prompt's beginning in its cache, while it has not many more unfinished than the others."""
-    auth: AuthSpec = AuthSpec()
-    """Who may call."""
 
     @property
     def heartbeat_s(self) -> float:

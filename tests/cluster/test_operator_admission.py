@@ -191,16 +191,6 @@ REFUSED = {
         "Duplicate value",
         endpoint(scaling={"schedules": [SCHEDULE, {**SCHEDULE, "name": "night"}]}),
     ),
-    "routing of another name": (
-        endpoint(serving={"routing": "RoundRobin"}),
-        "spec.serving.routing",
-        endpoint(serving={"routing": "PrefixAware"}),
-    ),
-    "gateway without a scheme": (
-        region("eu", gatewayURL="eu.example.com"),
-        "spec.gatewayURL",
-        region("eu", gatewayURL="https://eu.example.com"),
-    ),
     "labels of the operator": (
         endpoint(podTemplate={"labels": {"emberline.dev/endpoint": "other"}}),
         "podTemplate.labels: emberline.dev/ and app.kubernetes.io/ are the operator's own",

@@ -28,14 +28,8 @@ def test_what_exposes_the_gateway_points_at_its_service() -> None:
         assert sample(file)["metadata"]["namespace"] == names.SYSTEM_NAMESPACE, "else the Service is out of its reach"
 
 
-def test_autoscalers_scale_the_endpoint_by_metrics_that_are_served() -> None:
+def test_the_autoscaler_scales_the_endpoint() -> None:
     endpoint = {"apiVersion": names.API_VERSION, "kind": names.ENDPOINT_KIND, "name": "llama"}
-    hpa = sample("autoscalers/hpa.yaml")["spec"]
-    assert hpa["scaleTargetRef"] == endpoint
-    for metric in hpa["metrics"]:
-        assert metric["object"]["describedObject"] == endpoint
-    told = {metric["object"]["metric"]["name"] for metric in hpa["metrics"]}
-    assert told == {names.METRIC_REQUESTS, names.METRIC_QUEUE_LOAD}
     assert sample("autoscalers/keda.yaml")["spec"]["scaleTargetRef"] == endpoint
 
 

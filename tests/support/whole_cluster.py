@@ -258,8 +258,6 @@ async def whole_cluster(
         models = make_models(models_dir, model_names)
         async with AsyncExitStack() as stack:
             held = stack.enter_context(bind_local(0, "the gateway"))
-            metrics = stack.enter_context(bind_local(0, "the metrics API"))
-            sockets = {names.GATEWAY_NAME: held, names.METRICS_SERVICE: metrics}
             url = f"http://127.0.0.1:{held.getsockname()[1]}"
             options = ClusterOptions(
                 program=program,
@@ -275,7 +273,7 @@ async def whole_cluster(
             installer = _Installer(folder, options, url)
             failing = await stack.enter_async_context(supervisor._serving(installer.nodes(stack, client, plane)))
             api = NodeApi(client)
-            await supervisor._unless(failing, installer._fill(stack, plane, api, sockets))
+            await supervisor._unless(failing, installer._fill(stack, plane, api, held))
             admin = await Api.connect(plane.kubeconfig)
             stack.push_async_callback(admin.close)
             yield WholeCluster(plane, admin, api, folder, url, models)

@@ -131,8 +131,6 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "replicas": (3, NO),
     "serving.maxQueue": (7, NO),
     "serving.heartbeat": ("7s", NO),
-    "serving.routing": ("PrefixAware", NO),
-    "serving.auth.keysSecretRef": ({"name": "keys"}, NO),
     "engine.maxModelLen": (512, YES),
     "engine.maxBatchTokens": (512, YES),
     "engine.maxSequences": (7, YES),

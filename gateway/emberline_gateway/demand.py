@@ -45,6 +45,7 @@ class Demand:
                     held=desk.num_held,
                     dispatched=desk.num_dispatched,
                     idle_s=desk.idle_s(),
+                    held_s=desk.held_s(),
                     pods=desk.outstanding(),
                 )
                 for desk in self._desks.known()

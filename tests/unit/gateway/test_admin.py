@@ -143,16 +143,18 @@ async def test_bodies_are_checked() -> None:
 async def test_demand_counts_held_and_dispatched_and_the_time_since() -> None:
     async with rig(pods=0) as at:
         first = await at.demand()
-        assert (first["held"], first["dispatched"]) == (0, 0)
+        assert (first["held"], first["dispatched"], first["held_s"]) == (0, 0, 0)
         assert first["idle_s"] > 0
         at.engine.gate = asyncio.Event()
         answers = [asyncio.create_task(at.ask()) for _ in range(3)]
         await eventually(lambda: at.held() == 3)
         assert (await at.demand())["idle_s"] == 0
+        waited_s = (await at.demand())["held_s"]
+        assert 0 < waited_s < (await at.demand())["held_s"], "the operator asks for engines by how long something has waited"
         at.cluster.put_pod(make_pod(url=at.engine.url))
         await eventually(lambda: len(at.engine.calls) == 3)
         busy = await at.demand()
-        assert (busy["held"], busy["dispatched"], busy["idle_s"]) == (0, 3, 0)
+        assert (busy["held"], busy["dispatched"], busy["idle_s"], busy["held_s"]) == (0, 3, 0, 0)
         assert list(busy["pods"].values()) == [3]
         at.engine.gate.set()
         assert await asyncio.gather(*answers) == [200] * 3

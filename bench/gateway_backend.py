@@ -13,7 +13,6 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qsl
@@ -45,7 +44,10 @@ class Order:
 @functools.lru_cache(maxsize=4096)
 def read_order(target: bytes) -> Order:
     query = dict(parse_qsl(target.partition(b"?")[2].decode()))
-    number: Callable[[str], int] = lambda name: int(query.get(name, "0"))  # noqa: E731 - three letters, four uses
+
+    def number(name: str) -> int:
+        return int(query.get(name, "0"))
+
     return Order(number("think_ms") / 1e3, number("chunks"), max(1, number("pace_ms")), number("id"))
 
 

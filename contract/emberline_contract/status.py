@@ -48,10 +48,14 @@ class SkippedStatus(ContractModel):
     """Why not."""
 
 
+StartPhase = Literal["Scheduling", "Image", "Container", "Loading"]
+"""How far a start comes."""
+
+
 class FailedStart(ContractModel):
     """The last attempt to start an engine, which failed."""
 
-    phase: Literal["Scheduling", "Image", "Container", "Loading"]
+    phase: StartPhase
     """How far it came."""
     message: str = Field(default="", max_length=1024)
     """What failed, in the words of who saw it."""

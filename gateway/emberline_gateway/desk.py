@@ -222,10 +222,6 @@ class Desks:
             desk = self._desks[target] = Desk(target, self._tools, self._started_s)
         return desk
 
-    def made(self) -> list[Desk]:
-        """Those that have been asked for: whoever looks for requests in short turns need not look at all endpoints."""
-        return list(self._desks.values())
-
     def known(self) -> list[Desk]:
         """Those of every endpoint, and those of former ones that still have something to do."""
         current = [target for endpoint in self._tools.directory.endpoints() for target in endpoint.targets]

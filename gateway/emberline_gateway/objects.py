@@ -74,8 +74,6 @@ class Endpoint:
     max_queue: int = _SERVING.max_queue
     heartbeat_s: float = _SERVING.heartbeat_s
     activation_timeout_s: float = _SCALING.activation_timeout_s
-    queue_depth_per_replica: int = _SCALING.queue_depth_per_replica
-    labels: frozenset[tuple[str, str]] = frozenset()
     failed_starts: tuple[FailedStart, ...] = ()
     """Regions whose last start failed, as the operator says of the spec that is in force."""
     left: frozenset[str] = frozenset()
@@ -123,8 +121,6 @@ def read_endpoint(raw: Raw) -> Endpoint:
             max_queue=int(serving.get("maxQueue", _SERVING.max_queue)),
             heartbeat_s=duration_s(serving.get("heartbeat", _SERVING.heartbeat)),
             activation_timeout_s=duration_s(scaling.get("activationTimeout", _SCALING.activation_timeout)),
-            queue_depth_per_replica=int(scaling.get("queueDepthPerReplica", _SCALING.queue_depth_per_replica)),
-            labels=frozenset((meta.get("labels") or {}).items()),
             failed_starts=_failed_starts(raw),
             left=frozenset(_told(raw)) - frozenset(_named(raw)),
             refusal=_refusal(raw),

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
 from emberline_contract import names
 from emberline_contract.resources import InferenceEndpointSpec
+from emberline_contract.status import StartPhase
 from emberline_operator.accept import parse_source
 from emberline_operator.decision import RegionPlacement
 from emberline_operator.desired.template import annotation_of
@@ -29,8 +30,6 @@ from emberline_operator.plan.replicas import replicas_of
 from emberline_operator.plan.room import num_pool_places
 from emberline_operator.plan.weights import is_awaited, judge_claim
 from emberline_operator.snapshot import Json, PodState, Room, Snapshot, time_of
-
-Phase = Literal["Scheduling", "Image", "Container", "Loading"]
 
 FIRST_RETRY_S: Final = 30.0
 LAST_RETRY_S: Final = 600.0
@@ -44,7 +43,7 @@ TELL_S: Final = 0.2
 class FailedStart:
     """The last start, which failed."""
 
-    phase: Phase
+    phase: StartPhase
     message: str
     count: int
     """Failed starts in a row."""
@@ -76,7 +75,7 @@ class Start:
 class _Stuck:
     """What keeps an engine from getting on, and until when that may last."""
 
-    phase: Phase
+    phase: StartPhase
     message: str
     until: datetime
     pod: str = ""

@@ -150,7 +150,9 @@ async def test_demand_counts_held_and_dispatched_and_the_time_since() -> None:
         await eventually(lambda: at.held() == 3)
         assert (await at.demand())["idle_s"] == 0
         waited_s = (await at.demand())["held_s"]
-        assert 0 < waited_s < (await at.demand())["held_s"], "the operator asks for engines by how long something has waited"
+        assert 0 < waited_s < (await at.demand())["held_s"], (
+            "the operator asks for engines by how long something has waited"
+        )
         at.cluster.put_pod(make_pod(url=at.engine.url))
         await eventually(lambda: len(at.engine.calls) == 3)
         busy = await at.demand()

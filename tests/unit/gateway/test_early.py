@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from emberline_contract import http
 from emberline_gateway.directory import Directory
-from support.gateway import FakeCluster, make_endpoint, running_gateway
+from support.gateway import FakeCluster, eventually, make_endpoint, running_gateway
 
 
 class LateCluster(FakeCluster):
@@ -33,8 +33,6 @@ async def test_a_model_that_it_does_not_know_yet_is_no_unknown_one() -> None:
             assert (response.status, response.headers[http.HEADER_RETRY_AFTER]) == (503, "5")
             assert "just started" in (await response.json())["error"]["message"]
         cluster.may_be_read.set()
-        async with asyncio.timeout(5):
-            while not running.gateway.directory.is_complete:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await eventually(lambda: running.gateway.directory.is_complete)
         async with session.post(url, json=body) as response:
             assert response.status == 404

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberline_contract.conditions import Reason
 from emberline_operator.decision import Decision, RegionPlacement
 from emberline_operator.plan.actions import Ask, Scale, Sleep
 from emberline_operator.plan.scaling import ScalePlan
@@ -53,7 +54,10 @@ class Case:
             "status": {"observedGeneration": 1, "regions": [shown]},
         }
         choice = replace(CPU, resource_name="nvidia.com/gpu") if self.has_gpus else CPU
-        placement = RegionPlacement("default", Decision("default", "", {}, (), choice), True, True, "Anywhere", "")  # type: ignore[arg-type]
+        decision = Decision("default", "", {}, (), choice)
+        placement = RegionPlacement(
+            "default", decision, may_start=True, is_wanted=True, reason=Reason.ANYWHERE, message=""
+        )
         claims = {"models": {"status": {"phase": "Bound"}}}
         seen = Snapshot(endpoint, pods=self.pods, **{"claims": claims, **self.more})
         return judge_start(spec, seen, placement, self.live, now)

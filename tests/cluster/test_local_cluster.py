@@ -217,14 +217,10 @@ def supervisor_pid(local: Local) -> int:
 
 
 def test_ctrl_c_in_mid_start_leaves_nothing(local: Local) -> None:
-    for _ in range(3):
-        with local.start("up", "--no-operator") as launcher:
-            supervisor_pid(local)
-            launcher.send_signal(signal.SIGINT)
-            launcher.communicate(timeout=60)
-        if launcher.returncode != 0:
-            break
-        local.run("down")  # on a busy machine it was up before the signal came
+    with local.start("up", "--no-operator") as launcher:
+        supervisor_pid(local)
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=60)
     assert launcher.returncode == 130
     local.assert_nothing_is_left()
 
